@@ -2,7 +2,7 @@
 """Compares format("tidelog") with Spark's own JVM Kafka connector in one Spark, against the same broker.
 
     bench/spark.py [--bootstrap HOST:PORT] [--records N] [--partitions N] [--cores N] [--warm-ups N] [--rounds N]
-                   [--fetch-wait-ms N] [--unix-sockets] [--rows LIST]
+                   [--fetch-wait-ms N] [--max-partitions N] [--tcp-sockets] [--rows LIST]
 
 Without --bootstrap it starts a broker of this checkout, with its log on /dev/shm; pass the address of Apache Kafka to
 compare with it as the broker. A row of the table is an action and a kind of value. Actions:
@@ -23,8 +23,10 @@ on which its fetch of the next records already waits, for up to fetch.max.wait.m
 default of 500 ms these are 3 s for each query, however many rows it reads. Such a constant would hide the rates, so
 both formats read with --fetch-wait-ms (10 by default). With 500 the table shows what a user sees without this setting.
 
-With --unix-sockets, Spark talks to its Python workers through Unix domain sockets instead of TCP (Spark's setting
-spark.python.unix.domain.socket.enabled). This concerns only format("tidelog"): the connector has no Python workers.
+format("tidelog") reads with --max-partitions tasks (by default two for each core, as in pipelines), and the connector,
+which has no such option, with a task for each topic partition. Spark talks to its Python workers through Unix domain
+sockets, as in every `local_session`. With --tcp-sockets it uses TCP, which is Spark's default. This concerns only
+format("tidelog"): the connector has no Python workers.
 
 Times are from the start of the query to its end, with the start of Python processes, which takes a streaming query
 0.3 s of CPU time or more. --rows chooses rows, for example `read-100,write-json`. The connector's jars come from
@@ -67,12 +69,19 @@ class Round(NamedTuple):
 
 class Bench:
     def __init__(
-        self, spark: SparkSession, bootstrap: str, partitions: int, wait_ms: int, broker_pid: int | None
+        self,
+        spark: SparkSession,
+        bootstrap: str,
+        partitions: int,
+        wait_ms: int,
+        max_partitions: int,
+        broker_pid: int | None,
     ) -> None:
         self.spark = spark
         self.bootstrap = bootstrap
         self.partitions = partitions
         self.wait_ms = wait_ms
+        self.max_partitions = max_partitions
         self.broker_pid = broker_pid
         self.admin = AdminClient({"bootstrap.servers": bootstrap})
         self.filled: dict[str, str] = {}
@@ -105,18 +114,19 @@ class Bench:
             self.write("tidelog", kind, count, self.filled[kind])
         return self.filled[kind]
 
-    def source_options(self) -> dict[str, str]:
-        return {"kafka.bootstrap.servers": self.bootstrap, "kafka.fetch.max.wait.ms": str(self.wait_ms)}
+    def source_options(self, form: str) -> dict[str, str]:
+        options = {"kafka.bootstrap.servers": self.bootstrap, "kafka.fetch.max.wait.ms": str(self.wait_ms)}
+        return options | ({"maxPartitions": str(self.max_partitions)} if form == "tidelog" else {})
 
     def read(self, form: str, kind: str, count: int) -> None:
-        frame = self.spark.read.format(form).options(**self.source_options())
+        frame = self.spark.read.format(form).options(**self.source_options(form))
         frame = values_of(frame.option("subscribe", self.topic_with(kind, count)).load(), kind)
         [row] = frame.selectExpr("count(checked)", "sum(checked)").collect()
         if row[0] != count:
             raise SystemExit(f"format {form} read {row[0]} rows, not {count}")
 
     def stream(self, form: str, kind: str, count: int) -> None:
-        reader = self.spark.readStream.format(form).options(**self.source_options())
+        reader = self.spark.readStream.format(form).options(**self.source_options(form))
         reader = reader.option("subscribe", self.topic_with(kind, count)).option("startingOffsets", "earliest")
         # Each partition's share of the limit is rounded down. Without the additional offset of each partition, a fifth
         # micro-batch would read the rest.
@@ -188,21 +198,24 @@ def main() -> int:
     parser.add_argument("--warm-ups", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--fetch-wait-ms", type=int, default=10)
-    parser.add_argument("--unix-sockets", action="store_true")
+    parser.add_argument("--max-partitions", type=int)
+    parser.add_argument("--tcp-sockets", action="store_true")
     parser.add_argument("--rows", default=",".join(f"{action}-{kind}" for kind in KINDS for action in ACTIONS))
     chosen = parser.parse_args()
     from pyspark_tidelog.session import local_session
 
     jars = subprocess.run([ROOT / "script/spark-kafka"], check=True, capture_output=True, text=True).stdout.strip()
     settings = {"spark.jars": jars, "spark.driver.memory": "1g"}
-    settings["spark.python.unix.domain.socket.enabled"] = str(chosen.unix_sockets).lower()
+    if chosen.tcp_sockets:
+        settings["spark.python.unix.domain.socket.enabled"] = "false"
     spark = local_session("bench", cores=chosen.cores, settings=settings)
     spark.sparkContext.setLogLevel("ERROR")
     is_below = False
     print(f"| Spark {spark.version} | tidelog rows/s | cpu s | connector rows/s | cpu s | rate | cpu ratio |")
     print("|---|---|---|---|---|---|---|")
     with broker(chosen.bootstrap) as (bootstrap, pid):
-        bench = Bench(spark, bootstrap, chosen.partitions, chosen.fetch_wait_ms, pid)
+        max_partitions = chosen.max_partitions or 2 * chosen.cores
+        bench = Bench(spark, bootstrap, chosen.partitions, chosen.fetch_wait_ms, max_partitions, pid)
         for name in chosen.rows.split(","):
             action, kind = name.split("-")
             count = int(chosen.records * KINDS[kind])

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_tidelog import encode_kernel
-from pyspark_tidelog.batch_reader import RangePartition, read_range
+from pyspark_tidelog.batch_reader import RangePartition, read_partition
 from pyspark_tidelog.decode import Payload
 from pyspark_tidelog.decode_compiled import decode
 from pyspark_tidelog.decode_kernel import WANT_KEY, WANT_VALUE
@@ -94,7 +94,7 @@ def task_ms() -> float:
         write_rows(write_options({**options, "topic": "t"}), iter([rows]))
         source = read_options({**options, "subscribe": "t"}, streaming=False)
         partition = RangePartition(OffsetRange("t", 0, 0, 1))
-        return cpu_s(lambda: list(read_range(source, COLUMNS, partition))) * 1000
+        return cpu_s(lambda: list(read_partition(source, COLUMNS, partition))) * 1000
 
 
 def main() -> None:

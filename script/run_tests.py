@@ -22,6 +22,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache"
+FAILURE = re.compile(r"(?:FAILED|ERROR) (tests/\S+)")
+"""A line of pytest's summary that names a test that failed."""
 CLOSING = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 
 
@@ -60,6 +62,8 @@ class Outcome(NamedTuple):
     seconds: float
     notes: list[str]
     """Lines that the suite prints about its own run, such as seeds and amounts."""
+    failures: tuple[str, ...] = ()
+    """The tests that failed, as pytest takes them on its command line."""
 
 
 def run(part: Part, *, full: bool, coverage: bool) -> Outcome:
@@ -75,6 +79,7 @@ def run(part: Part, *, full: bool, coverage: bool) -> Outcome:
     counts: dict[str, int] = {}
     notes: list[str] = []
     output_lines: list[str] = []
+    failures: list[str] = []
     for line in process.stdout:
         if part.may_share_cores:
             output_lines.append(line)
@@ -84,10 +89,14 @@ def run(part: Part, *, full: bool, coverage: bool) -> Outcome:
             counts = {result: int(number) for number, result in CLOSING.findall(line)}
         elif line.startswith("note: "):
             notes.append(line.removeprefix("note: ").strip())
+        elif failure := FAILURE.match(line):
+            failures.append(failure[1])
+    process.stdout.close()
     code = process.wait()
     if output_lines:
         print(f"\n== {part.name}\n{''.join(output_lines)}", end="", flush=True)
-    return Outcome(part.name, code == 0 and counts.get("passed", 0) > 0, counts, time.monotonic() - began, notes)
+    passed = code == 0 and counts.get("passed", 0) > 0
+    return Outcome(part.name, passed, counts, time.monotonic() - began, notes, tuple(failures))
 
 
 def run_all(parts: list[Part], *, full: bool, coverage: bool) -> Iterator[Outcome]:
@@ -176,6 +185,10 @@ def report(outcomes: list[Outcome], version: str) -> None:
     broken = [o.name for o in outcomes if not o.passed]
     if broken:
         print(f"failed parts: {', '.join(broken)}")
+        failures = [failure for o in outcomes for failure in o.failures]
+        if failures:
+            print("failed tests; to repeat one: .venv/bin/python -m pytest TEST")
+            print("\n".join(f"  {failure}" for failure in failures))
         total["failed"] = max(total["failed"], len(broken))
     print(f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped")
 

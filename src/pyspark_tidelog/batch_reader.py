@@ -10,7 +10,7 @@ from pyspark_tidelog.filters import Comparison, comparison_of, narrowed
 from pyspark_tidelog.garbage import exempt_imported_objects
 from pyspark_tidelog.lookup import Lookup, loss_reporter, refuse_backward_ranges, without_lost
 from pyspark_tidelog.options import ReadOptions
-from pyspark_tidelog.plan import OffsetRange, split
+from pyspark_tidelog.plan import OffsetRange, grouped, split
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class RangePartition(InputPartition):
-    """One Spark partition: a range of one topic partition's offsets."""
+    """One Spark partition: one or several ranges of offsets, which a task reads one after the other."""
 
-    def __init__(self, offset_range: OffsetRange) -> None:
-        super().__init__(offset_range)
+    def __init__(self, *ranges: OffsetRange) -> None:
+        super().__init__(ranges)
 
 
 class TidelogReader(DataSourceReader):
@@ -31,7 +31,8 @@ class TidelogReader(DataSourceReader):
         self._options = options
         self._columns = columns
         self._comparisons: list[Comparison] = []
-        """What the query's filters require of each row. Empty unless Spark passes filters."""
+        """The comparisons of the query's filters. Each row must satisfy all of them. Empty unless Spark passes
+        filters."""
 
     def partitions(self) -> list[InputPartition]:
         """Return the Spark partitions of the query. The offsets of both bounds are requested from the brokers each
@@ -51,10 +52,10 @@ class TidelogReader(DataSourceReader):
             requested = narrowed(requested, self._comparisons, lookup.first_at_or_after)
             partitions = [each.topic_partition for each in requested]
             ranges = without_lost(requested, lookup.earliest(partitions), loss_reporter(options.fail_on_data_loss))
-        return [RangePartition(r) for r in split(ranges, options.min_partitions, options.max_records_per_partition)]
+        return spark_partitions(ranges, options)
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
-        return read_range(self._options, self._columns, partition)
+        return read_partition(self._options, self._columns, partition)
 
 
 class FilteringReader(TidelogReader):
@@ -70,7 +71,15 @@ class FilteringReader(TidelogReader):
         return self.__dict__ | {"_comparisons": []}
 
 
-def read_range(options: ReadOptions, columns: tuple[str, ...], partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+def spark_partitions(ranges: list[OffsetRange], options: ReadOptions) -> list[InputPartition]:
+    """Return the Spark partitions that read these ranges."""
+    pieces = split(ranges, options.min_partitions, options.max_records_per_partition)
+    return [RangePartition(*group) for group in grouped(pieces, options.max_partitions)]
+
+
+def read_partition(
+    options: ReadOptions, columns: tuple[str, ...], partition: InputPartition
+) -> "Iterator[pa.RecordBatch]":
     """Read one Spark partition, in a worker.
 
     If `partitions` returned an empty list, Spark passes a partition of its own, which has no range. The result then
@@ -83,5 +92,6 @@ def read_range(options: ReadOptions, columns: tuple[str, ...], partition: InputP
     if isinstance(partition, RangePartition):
         options = options._replace(client=options.client._replace(default_api_timeout_ms=options.poll_timeout_ms))
         with connect(options) as client:
-            yield from RangeReader(client, options, partition.value, columns).arrow_batches()
+            for offset_range in partition.value:
+                yield from RangeReader(client, options, offset_range, columns).arrow_batches()
         exempt_imported_objects("read")

@@ -37,8 +37,8 @@ ROWS, KEY_BYTES, VALUE_BYTES, HEADERS, HEADER_KEY_BYTES, HEADER_VALUE_BYTES, FAI
 
 MICROSECONDS_MAX = (1 << 63) - 1
 MILLISECONDS_MAX = MICROSECONDS_MAX // 1000
-"""The largest timestamp of a row, in milliseconds: its number of microseconds must not exceed MICROSECONDS_MAX. A
-record's larger timestamp is replaced by it."""
+"""The largest timestamp of a row, in milliseconds: its number of microseconds must not exceed MICROSECONDS_MAX. If a
+record has a larger timestamp, its row gets this one."""
 
 
 class Column(NamedTuple):
@@ -133,13 +133,14 @@ def _microseconds(timestamp_ms: int) -> int:
 
 
 @compile_callee
-def _append_headers(data: Any, at: int, end: int, remaining: int, rows: Any, ends: Any, selected: bool) -> Any:
+def _append_headers(data: Any, at: int, end: int, remaining: int, rows: Any, totals: Any, selected: bool) -> Any:
     """Decode `remaining` headers, and append them if `selected`.
 
-    `ends` contains three numbers: of appended headers, of bytes of their keys, and of bytes of their values. Return
-    the new `ends` and the position after the headers. The position is -1 if the headers are malformed.
+    `totals` contains the number of headers that were appended so far, the number of bytes of their keys, and the number
+    of bytes of their values. Return the new `totals` and the position after the headers. The position is -1 if the
+    headers are malformed.
     """
-    header, key_bytes, value_bytes = ends
+    header, key_bytes, value_bytes = totals
     while at >= 0 and remaining > 0:
         remaining -= 1
         size, at = _size(data, at, end)
@@ -171,7 +172,7 @@ def walk(data: Bytes, batches: Int64s, low: int, high: int, wanted: int, rows: R
     key_ends, key_valid, key_data = keys
     value_ends, value_valid, value_data = values
     row, key_bytes, value_bytes = filled[ROWS], filled[KEY_BYTES], filled[VALUE_BYTES]
-    ends = (filled[HEADERS], filled[HEADER_KEY_BYTES], filled[HEADER_VALUE_BYTES])
+    header_totals = (filled[HEADERS], filled[HEADER_KEY_BYTES], filled[HEADER_VALUE_BYTES])
     for batch in range(batches.shape[0]):
         at = batches[batch, BEGIN]
         batch_end = batches[batch, END]
@@ -206,7 +207,7 @@ def walk(data: Bytes, batches: Int64s, low: int, high: int, wanted: int, rows: R
             header_count, at = _varint(data, at + max(size, 0), end)
             headers_selected = selected and wanted & WANT_HEADERS != 0
             if header_count > 0:
-                ends, at = _append_headers(data, at, end, header_count, rows, ends, headers_selected)
+                header_totals, at = _append_headers(data, at, end, header_count, rows, header_totals, headers_selected)
             if at != end or header_count < 0:
                 return MALFORMED
 
@@ -219,10 +220,10 @@ def walk(data: Bytes, batches: Int64s, low: int, high: int, wanted: int, rows: R
                 timestamp_types[row] = append_time != CREATE_TIME
                 row += 1
                 if headers_selected:
-                    rows.header_ends[row] = ends[0]
+                    rows.header_ends[row] = header_totals[0]
         if at != batch_end:
             filled[FAILED_AT] = at
             return MALFORMED
     filled[ROWS], filled[KEY_BYTES], filled[VALUE_BYTES] = row, key_bytes, value_bytes
-    filled[HEADERS], filled[HEADER_KEY_BYTES], filled[HEADER_VALUE_BYTES] = ends
+    filled[HEADERS], filled[HEADER_KEY_BYTES], filled[HEADER_VALUE_BYTES] = header_totals
     return WELL_FORMED

@@ -45,15 +45,15 @@ def spark_pushes_filters() -> bool:
 
 
 class Comparison:
-    """One comparison of a column with values. `limits` are inclusive bounds of the values that it accepts."""
+    """One comparison of a column with values. `accepts` returns whether the comparison is true for a value."""
 
     def __init__(self, column: str, accepts: Callable[[Any], bool], low: Any = None, high: Any = None) -> None:
         self.column = column
         self.accepts = accepts
         self.low = low
-        """No value below it is accepted. None for no bound."""
+        """The lowest value that may be accepted; None for no bound."""
         self.high = high
-        """No value above it is accepted. None for no bound."""
+        """The highest value that may be accepted; None for no bound."""
 
 
 def comparison_of(pushed: "Filter") -> Comparison | None:

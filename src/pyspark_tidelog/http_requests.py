@@ -1,4 +1,4 @@
-"""Sends requests over HTTP with limits, and repeats them after failures that may pass.
+"""Sends requests over HTTP with limits, and repeats them after failures that may be temporary.
 
 The schema registry and the pipelines' `http()` use it. Requests are sent by drivers and by tasks on executors.
 """
@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 REPEATED_STATUS = frozenset({408, 429})
-"""Statuses from 400 to 499 after which a request is repeated. The others would be the answer to a repetition, too."""
+"""Statuses from 400 to 499 after which a request is repeated. After any other of them, a repeated request would get the
+same status."""
 NEVER_REPEATED_STATUS = frozenset({501, 505})
-"""Statuses from 500 on that say that the server does not have a function at all."""
+"""Statuses from 500 on after which a request is not repeated, because the server does not support it at all."""
 REDIRECT_STATUS = frozenset({301, 302, 303, 307, 308})
 ANSWER_SHOWN_MAX = 200
 """Number of bytes of an answer that the message of a failure contains."""
@@ -91,7 +92,7 @@ def send(
     any_host: bool = False,
     also_repeated: Iterable[int] = (),
 ) -> bytes:
-    """Send one request, repeat it after failures that may pass, and return the answer.
+    """Send one request, repeat it after failures that may be temporary, and return the answer.
 
     `url` begins with http:// or https://. With `any_host`, redirects to other hosts are followed without the headers.
     `also_repeated` are further statuses after which the request is repeated. Raises RequestFailed.
@@ -99,25 +100,25 @@ def send(
     opener = OPENER_FOR_ANY_HOST if any_host else OPENER
     for attempt in range(1, limits.attempts + 1):
         asked_pause_s = 0.0
-        status, may_pass = None, True
+        status, may_be_temporary = None, True
         try:
             request = urllib.request.Request(url, body, dict(headers), method=method)  # noqa: S310  # see above
             with opener.open(request, timeout=limits.timeout_s) as answer:
                 return _content(answer, limits)
         except urllib.error.HTTPError as error:
             status = error.code
-            may_pass = is_repeated(status) or status in also_repeated
+            may_be_temporary = is_repeated(status) or status in also_repeated
             asked_pause_s = retry_after_s(error.headers.get("Retry-After", ""), datetime.now(UTC))
             failure = _failure_of(error)
         except _TooLong as error:
-            failure, may_pass = str(error), False
+            failure, may_be_temporary = str(error), False
         except (InvalidURL, UnicodeError) as error:  # their texts contain the URL or a header
-            failure, may_pass = f"the URL or a header is not valid ({type(error).__name__})", False
+            failure, may_be_temporary = f"the URL or a header is not valid ({type(error).__name__})", False
         except (OSError, HTTPException) as error:  # HTTPException: the answer is incomplete or is not HTTP
             failure = str(getattr(error, "reason", error)).strip() or type(error).__name__
         except ValueError as error:
-            failure, may_pass = f"the URL or a header is not valid ({type(error).__name__})", False
-        if attempt == limits.attempts or not may_pass:
+            failure, may_be_temporary = f"the URL or a header is not valid ({type(error).__name__})", False
+        if attempt == limits.attempts or not may_be_temporary:
             raise RequestFailed(without_secrets(failure, url, headers), status, attempt) from None
         time.sleep(max(backoff_s(attempt, limits), asked_pause_s))
     raise AssertionError("a request is sent at least once")

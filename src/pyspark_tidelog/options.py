@@ -43,6 +43,7 @@ READ_WITH_EFFECT = (
     "includeHeaders",
     "kafkaConsumer.pollTimeoutMs",
     "maxOffsetsPerTrigger",
+    "maxPartitions",
     "maxRecordsPerPartition",
     "maxTriggerDelay",
     "minOffsetsPerTrigger",
@@ -138,6 +139,8 @@ class ReadOptions(NamedTuple):
     include_headers: bool
     min_partitions: int
     """Minimum number of Spark partitions. If it is 0, only `max_records_per_partition` splits a topic partition."""
+    max_partitions: int
+    """Maximum number of Spark partitions. If it is 0, each Spark partition reads one range of a topic partition."""
     max_records_per_partition: int
     """Limit of records for one Spark partition. 0 means no limit."""
     max_offsets_per_trigger: int
@@ -195,6 +198,7 @@ def read_options(texts: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         fail_on_data_loss=options.flag("failOnDataLoss", True),
         include_headers=options.flag("includeHeaders", False),
         min_partitions=options.integer("minPartitions", 0, at_least=1),
+        max_partitions=_max_partitions(options),
         max_records_per_partition=options.integer("maxRecordsPerPartition", 0, at_least=1, at_most=1 << 62),
         max_offsets_per_trigger=options.integer("maxOffsetsPerTrigger", 0, at_least=1, at_most=1 << 62),
         min_offsets_per_trigger=_min_offsets(options),
@@ -269,6 +273,17 @@ def _identity(options: Options, exactly_once: bool) -> BatchIdentity | None:
         )
     options.required_text(EXACTLY_ONCE_BATCH)
     return BatchIdentity(query, options.integer(EXACTLY_ONCE_BATCH, 0, at_most=(1 << 62)))
+
+
+def _max_partitions(options: Options) -> int:
+    if (number := options.integer("maxPartitions", 0, at_least=1)) and "maxRecordsPerPartition" in options:
+        raise OptionError(
+            "options maxPartitions and maxRecordsPerPartition cannot be combined: one limits the number of tasks, and"
+            " the other needs as many tasks as there are records"
+        )
+    if number and (least := options.integer("minPartitions", 0, at_least=1)) > number:
+        raise OptionError(f"option minPartitions is {least}, which is more than maxPartitions, {number}")
+    return number
 
 
 def _subscription(options: Options) -> Subscription:

@@ -1,4 +1,4 @@
-"""Spark passes Arrow batches to a writer. Convert them to record batches, each for one partition."""
+"""Convert the Arrow batches that Spark passes to a writer to record batches, each for one partition."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -271,7 +271,7 @@ def _python_records(columns: Columns, row_numbers: Int64s, now_ms: Callable[[], 
         columns["headers"] = columns["headers"].cast(BINARY_HEADERS)
     cells = {name: columns[name].to_pylist() for name in ("key", "value", "headers") if name in columns}
     for i in range(len(row_numbers)):
-        entries = cells.get("headers", [None] * (i + 1))[i] or ()
-        headers = [(entry["key"].decode("utf-8", "surrogateescape"), entry["value"]) for entry in entries]
+        entries = cells["headers"][i] if "headers" in cells else None
+        headers = [(each["key"].decode("utf-8", "surrogateescape"), each["value"]) for each in entries or ()]
         key = cells["key"][i] if "key" in cells else None
         yield Record(key, cells["value"][i], timestamps[i], headers)

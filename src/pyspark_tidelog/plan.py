@@ -1,6 +1,7 @@
 """Decide at which offsets a micro-batch ends, and split ranges of offsets into Spark partitions. No I/O."""
 
-from collections.abc import Iterable, Mapping
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from pyspark_tidelog.offsets import Offsets
@@ -57,6 +58,24 @@ def split(ranges: Iterable[OffsetRange], min_partitions: int, max_records: int) 
             largest = max(range(len(whole)), key=lambda i: whole[i].size / pieces[i])
             pieces[largest] += 1
     return [piece for r, count in zip(whole, pieces, strict=True) for piece in _cut(r, count)]
+
+
+def grouped(ranges: Sequence[OffsetRange], max_partitions: int) -> list[tuple[OffsetRange, ...]]:
+    """Distribute the ranges over at most `max_partitions` Spark partitions; 0 means a Spark partition for each range.
+
+    The numbers of offsets in the Spark partitions are as equal as a simple rule makes them: the largest range first,
+    each to the Spark partition that has the fewest offsets. Ranges of one topic partition that are in the same Spark
+    partition are in the order of their offsets.
+    """
+    if not max_partitions or len(ranges) <= max_partitions:
+        return [(each,) for each in ranges]
+    groups: list[list[OffsetRange]] = [[] for _ in range(max_partitions)]
+    sizes = [(0, number) for number in range(max_partitions)]  # a heap of (offsets, index of the group)
+    for each in sorted(ranges, key=lambda r: r.size, reverse=True):
+        size, number = sizes[0]
+        groups[number].append(each)
+        heapq.heapreplace(sizes, (size + each.size, number))
+    return [tuple(sorted(group)) for group in groups]
 
 
 def _cut(whole: OffsetRange, count: int) -> Iterable[OffsetRange]:

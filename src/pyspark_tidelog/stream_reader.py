@@ -1,4 +1,4 @@
-"""The streaming reader. It decides where a query begins and where each micro-batch ends, also after a restart.
+"""The streaming reader. It decides where a query begins and where each micro-batch ends, even after a restart.
 
 Spark calls the position of a query an offset. Here it is the JSON of Spark's Kafka source, {"topic": {"0": 23}}: for
 each partition, the next offset to read. Before Spark reads a micro-batch, it writes only the end of the micro-batch to
@@ -22,13 +22,13 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from pyspark_tidelog.batch_reader import RangePartition, read_range
+from pyspark_tidelog.batch_reader import read_partition, spark_partitions
 from pyspark_tidelog.connecting import connect
 from pyspark_tidelog.group_offsets import COMMIT_TIMEOUT_MS, GroupOffsets
 from pyspark_tidelog.lookup import Lookup, loss_reporter, without_lost
 from pyspark_tidelog.offsets import BEGINNINGS, Offsets, Specific, offsets_of, to_json_object
 from pyspark_tidelog.options import ReadOptions
-from pyspark_tidelog.plan import OffsetRange, limited_ends, split
+from pyspark_tidelog.plan import OffsetRange, limited_ends
 from tidelog.client.blocking import Client
 from tidelog.client.operations import LATEST
 from tidelog.model.ids import TopicPartition
@@ -121,11 +121,10 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # new partitions from their log start.
         requested = [OffsetRange(*tp, begin.get(tp, earliest.get(tp, end)), end) for tp, end in ends.items()]
         ranges = without_lost(requested, earliest, self._report)
-        options = self._options
-        return [RangePartition(r) for r in split(ranges, options.min_partitions, options.max_records_per_partition)]
+        return spark_partitions(ranges, self._options)
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
-        return read_range(self._options, self._columns, partition)
+        return read_partition(self._options, self._columns, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Commit the offsets to the group of the option `groupId`.

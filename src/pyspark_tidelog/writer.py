@@ -78,7 +78,7 @@ class _Writer:
         return result
 
     def _commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Commit what the tasks have written, in the driver."""
+        """Commit the transactions of the tasks, in the driver. Do nothing unless the write is exactly once."""
         from pyspark_tidelog.exactly_once.driver import commit_batch
 
         results = _task_results(messages)
@@ -87,8 +87,9 @@ class _Writer:
                 commit_batch(client, results[0].identity, results, self._options.transaction_timeout_ms)
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Abort what the tasks have written, in the driver, or commit it if it is decided. Failures are only logged,
-        because Spark reports the error that caused the abort.
+        """Abort the transactions of the tasks, in the driver, or commit them if a decision lists them. Do nothing
+        unless the write is exactly once. Failures are only logged, because Spark reports the error that caused the
+        abort.
         """
         from pyspark_tidelog.exactly_once.driver import abort_batch
 

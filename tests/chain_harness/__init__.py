@@ -1,7 +1,8 @@
 """A chain of two hops: workers read a topic and write the next one in transactions. Workers and brokers are killed.
 
-first -> (workers of hop 1) -> middle -> (workers of hop 2) -> last. The workers are examples/exactly_once.py, each in a
-process of its own. In the end, a read_committed consumer must find every record exactly once in the last topic.
+first -> (workers of hop 1) -> middle -> (workers of hop 2) -> last. The workers are examples/exactly_once.py, or the
+program of another client, each in a process of its own. In the end, a read_committed consumer must find every record
+exactly once in the last topic.
 """
 
 import random
@@ -19,13 +20,11 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tidelog.testing import Cluster
 
-WORKER = Path(__file__).parents[2] / "examples/exactly_once.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 TOPICS = ("first", "middle", "last")
 PARTITIONS = 3
 CHUNKS = 30
 """Transactions of the writer. Between two of them it waits, so that the faults happen while records arrive."""
-WORKERS = 2
-"""Workers of each hop."""
 SETTINGS = {
     "transaction.state.log.num.partitions": 3,
     "offsets.topic.num.partitions": 3,
@@ -44,6 +43,10 @@ class Options(NamedTuple):
     """After this many faults nothing is killed any more."""
     limit_s: float
     """Upper bound on the whole time, in seconds: only a chain that is stuck reaches it."""
+    program: str = "exactly_once.py"
+    """The worker: a file in examples/. Its last argument is the number of the worker."""
+    workers: int = 2
+    """Workers of each hop. They have the numbers from 0 on."""
 
 
 class Result(NamedTuple):
@@ -62,22 +65,24 @@ class Result(NamedTuple):
 class Workers:
     """The processes of the workers. A worker that has ended is started again."""
 
-    def __init__(self, bootstrap: str, directory: Path) -> None:
-        self._bootstrap, self._directory = bootstrap, directory
+    def __init__(self, bootstrap: str, directory: Path, options: Options) -> None:
+        self._bootstrap, self._directory, self._options = bootstrap, directory, options
         self._processes: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
         self.restarts = 0
 
     def run(self) -> None:
         """Start the workers that do not run."""
         for hop in range(len(TOPICS) - 1):
-            for number in range(WORKERS):
+            for number in range(self._options.workers):
                 process = self._processes.get((hop, number))
                 if process is None or process.poll() is not None:
                     self.restarts += process is not None
                     arguments = [self._bootstrap, TOPICS[hop], TOPICS[hop + 1], str(number)]
                     with open(self._directory / f"worker-{hop}-{number}.log", "ab") as log:
                         self._processes[hop, number] = subprocess.Popen(
-                            [sys.executable, str(WORKER), *arguments], stdout=log, stderr=log
+                            [sys.executable, str(EXAMPLES / self._options.program), *arguments],
+                            stdout=log,
+                            stderr=log,
                         )
 
     def kill(self, chance: random.Random) -> None:
@@ -103,7 +108,7 @@ def run(options: Options, directory: Path, report: Callable[[str], None]) -> Res
     began = time.monotonic()
     with Cluster(options.brokers, settings=cluster_settings(options.brokers)) as cluster:
         create_topics(cluster, min(options.brokers, 3))
-        workers = Workers(cluster.bootstrap, directory)
+        workers = Workers(cluster.bootstrap, directory, options)
         values: list[bytes] = []
         reader = last_reader(cluster.bootstrap)
         try:

@@ -33,6 +33,7 @@ SETUPS: Mapping[str, Mapping[str, str]] = {
         "transactional.id.expiration.ms": "4000",
         "transaction.remove.expired.transaction.cleanup.interval.ms": "200",
     },
+    "transactions": {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"},
 }
 # Kafka always decodes the records that it appends. Tidelog does so only with this setting.
 TIDELOG_SETTINGS: Mapping[str, str] = {**SETTINGS, "record.validation": "full"}

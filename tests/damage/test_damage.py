@@ -191,7 +191,7 @@ def run_case(image: Image, case: int, seed: int, work: Path) -> tuple[Damage, st
         assert re.search(rf"offline.*{hurt}", log), log
     if outcome.startswith(("cut", "without")):
         assert re.search(
-            rf"(torn tail cut off|without a segment removed|segment dropped|put aside) path=\S*{hurt}", log
+            rf"(torn tail cut off|orphaned index removed|segment dropped|put aside) path=\S*{hurt}", log
         ), log
     return done, outcome
 

@@ -37,8 +37,9 @@ def test_produce_consume(tmp_path: Path, bootstrap: str) -> None:
     assert told.endswith("read and committed 10 orders\n")
 
 
-def test_exactly_once(tmp_path: Path, bootstrap: str) -> None:
-    told = run(tmp_path, str(EXAMPLES / "exactly_once.py"), bootstrap)
+@pytest.mark.parametrize("program", ["exactly_once.py", "exactly_once_aiokafka.py", "exactly_once_kafka_python.py"])
+def test_exactly_once(program: str, tmp_path: Path, bootstrap: str) -> None:
+    told = run(tmp_path, str(EXAMPLES / program), bootstrap)
     assert told == "30 bookings of 30 payments, the first: booked payment 0\n"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from exactly_once_harness.transactions import stable_ends
 from pyspark_tidelog import writer
-from pyspark_tidelog.batch_reader import RangePartition, read_range
+from pyspark_tidelog.batch_reader import RangePartition, read_partition
 from pyspark_tidelog.exactly_once import task
 from pyspark_tidelog.exactly_once.decision import BatchIdentity, Decision, decode, group_of
 from pyspark_tidelog.exactly_once.driver import abort_batch, commit_batch
@@ -147,14 +147,13 @@ class Query:
 
     def run_task(self, batch: int, number: int, values: Iterable[str], client: Client | None = None) -> TaskResult:
         """Run one task, with the rows `values`."""
-        self._monkeypatch.setattr(pyspark.TaskContext, "get", lambda: Context(number))
         rows = (pa.record_batch({"value": pa.array([value.encode()])}) for value in values)
-        if client is not None:
-            self._monkeypatch.setattr(writer, "connect", lambda _: client)
-        try:
+        # Only the write sees a task: a read in a task would exempt this process's objects from garbage collections.
+        with self._monkeypatch.context() as patched:
+            patched.setattr(pyspark.TaskContext, "get", lambda: Context(number))
+            if client is not None:
+                patched.setattr(writer, "connect", lambda _: client)
             result = write_rows_once(self.options(batch), rows)
-        finally:
-            self._monkeypatch.setattr(writer, "connect", lambda options: Client(options.bootstrap, options.client))
         assert isinstance(result, TaskResult)
         return result
 
@@ -190,6 +189,6 @@ class Query:
         values: list[str] = []
         for tp, end in stable_ends(self.bootstrap, self.topic, limit_s).items():
             offset_range = RangePartition(OffsetRange(*tp, 0, end))
-            for batch in read_range(read_options(options, streaming=False), ("value",), offset_range):
+            for batch in read_partition(read_options(options, streaming=False), ("value",), offset_range):
                 values += [value.decode() for value in batch.column(0).to_pylist()]
         return sorted(values)

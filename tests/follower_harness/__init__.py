@@ -93,7 +93,7 @@ class FollowerReplica:
     def set_high_watermark(self, offset: int) -> None:
         self.high_watermark = min(offset, self.on.log.log_end_offset)
 
-    async def diverged(self, leader_end: EpochEnd, leader_epoch: int) -> None:
+    async def remove_diverging(self, leader_end: EpochEnd, leader_epoch: int) -> None:
         """Cut the log by the rule of KIP-101 and KIP-279."""
         own = self.on.log.epochs.end_offset_for(leader_end.leader_epoch, self.on.log.log_end_offset)
         if own.leader_epoch == -1:

@@ -1,4 +1,4 @@
-"""confluent-kafka's consume-transform-produce loop, in processes that are killed at random, over two hops.
+"""The consume-transform-produce loop of each Python client, in processes that are killed at random, over two hops.
 
 `script/chain` runs the same with 100,000 records.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from chain_harness import Options, judge, run
+from chain_harness import PARTITIONS, Options, judge, run
 
 CLIENT = "confluent-kafka"
 IS_FULL = os.environ.get("TIDELOG_FULL") == "1"
@@ -30,6 +30,17 @@ def test_every_record_arrives_exactly_once(brokers: int, tmp_path: Path, capsys:
         print(f"chain seed {seed}, {brokers} brokers", flush=True)
         result = run(options, tmp_path, lambda line: None)
         print(f"{result.seconds:.0f} s, {dict(result.faults)}")
+    logs = {path.name: path.read_text()[-500:] for path in tmp_path.glob("worker-*.log")}
+    assert result.is_exact, (seed, result, logs)
+    assert result.faults["worker killed"] + result.faults["broker killed"] > 0
+
+
+@pytest.mark.parametrize("program", ["exactly_once_aiokafka.py", "exactly_once_kafka_python.py"])
+def test_every_record_arrives_exactly_once_with_other_clients(program: str, tmp_path: Path) -> None:
+    """The workers of aiokafka need one process for each partition."""
+    seed = int(os.environ.get("TIDELOG_CHAIN_SEED") or random.randrange(1 << 31))
+    options = Options(2_000, 3, seed, 2.0, faults_max=6, limit_s=400, program=program, workers=PARTITIONS)
+    result = run(options, tmp_path, lambda line: None)
     logs = {path.name: path.read_text()[-500:] for path in tmp_path.glob("worker-*.log")}
     assert result.is_exact, (seed, result, logs)
     assert result.faults["worker killed"] + result.faults["broker killed"] > 0

@@ -6,16 +6,19 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from interop_harness.java_tools import JavaTools, Ran
-from interop_harness.suite import CODECS, LIMIT_S, NewTopicNamed, Unique
+from interop_harness.suite import CODECS, LIMIT_S, NewTopicNamed, Unique, wait_until
 from interop_harness.target import Target
 from tidelog.testing import Broker
+from transaction_harness.raw_producer import RawProducer
 
 CLIENT = "Java kafka-clients and Kafka's tools"
 
@@ -141,6 +144,73 @@ def test_dump_log_decodes_the_groups(java: JavaTools, written: Path) -> None:
     groups = [value for key, value in decoded if "topic" not in key]
     assert [value["protocolType"] for value in groups][1:] == ["consumer"] * (len(groups) - 1)  # it begins empty
     assert groups[-1]["members"] == []
+
+
+@pytest.fixture(scope="module")
+def transactions(java: JavaTools, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data directory of Tidelog's with a transactional id in each state, at each level of transaction.version."""
+    data = tmp_path_factory.mktemp("transactions")
+    settings = {"transactional.id.expiration.ms": 1000, "transaction.state.log.num.partitions": 2} | {
+        f"transaction.{name}.transaction.cleanup.interval.ms": 100 for name in ("abort.timed.out", "remove.expired")
+    }
+    with Broker(process=True, data=data, settings=settings) as broker, ExitStack() as stack:
+        bootstrap = broker.bootstrap
+
+        def producer(name: str, **options: int) -> RawProducer:
+            raw = stack.enter_context(RawProducer(bootstrap, name, **options))
+            raw.initialize()
+            return raw
+
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        admin.create_topics([NewTopic("tx", 2)])["tx"].result(LIMIT_S)
+        for level in (2, 1, 0):
+            if level < 2:
+                feature = f"transaction.version={level}"
+                java.run("features", "--bootstrap-server", bootstrap, "downgrade", "--feature", feature)
+            producer(f"committed-{level}").transaction([("tx", 0, b"a"), ("tx", 1, b"b")])
+            producer(f"aborted-{level}").transaction([("tx", 0, b"c")], commit=False)
+            late = producer(f"late-{level}", timeout_ms=300)
+            assert late.add("tx", 1) == 0
+            if level == 2:
+                options = ["--num-records", 50, "--record-size", 9, "--throughput", -1, "--transaction-duration-ms", 50]
+                java.run(
+                    *("producer-perf-test", "--bootstrap-server", bootstrap, "--topic", "tx"),
+                    *("--transactional-id", "version-2", *options),
+                )
+        listing = ("transactions", "--bootstrap-server", bootstrap, "list")
+        wait_until(lambda: "Complete" not in java.run(*listing).out, "all transactional ids have expired")
+        assert producer("open").add("tx", 0, 1) == 0
+    return data
+
+
+@pytest.mark.tidelog_only
+@pytest.mark.exercises("files", "admin-transactions")
+def test_dump_log_decodes_the_transactions(java: JavaTools, transactions: Path) -> None:
+    ran = dump(java, sorted(transactions.glob("__transaction_state-*/*.log")), "--transaction-log-decoder")
+    history: dict[str, list[dict[str, Any] | None]] = {}
+    for key, payload in re.findall(r"^\| offset: .*? key: (\{.*?\}) payload: (.*)$", ran.out, re.MULTILINE):
+        name = json.loads(key)["data"]["transactionalId"]
+        history.setdefault(name, []).append(None if payload == "<DELETE>" else json.loads(payload))
+    empty, ongoing, prepare_commit, prepare_abort, complete_commit, complete_abort = range(6)
+
+    def states(name: str) -> list[int | None]:
+        return [None if each is None else each["data"]["transactionStatus"] for each in history[name]]
+
+    for level in (2, 1, 0):
+        committed = [empty, ongoing, ongoing, prepare_commit, complete_commit, None]
+        assert states(f"committed-{level}") == committed, "None: the id has expired"
+        assert states(f"aborted-{level}") == [empty, ongoing, prepare_abort, complete_abort, None]
+        assert states(f"late-{level}") == [empty, ongoing, prepare_abort, complete_abort, None]
+        versions = {each["version"] for each in history[f"committed-{level}"] if each is not None}
+        assert versions == {"0" if level == 0 else "1"}
+        decided = history[f"committed-{level}"][3]
+        assert decided is not None
+        assert decided["data"]["transactionPartitions"] == [{"topic": "tx", "partitionIds": [0, 1]}]
+    assert states("open") == [empty, ongoing]
+    records = [each["data"] for each in history["version-2"] if each is not None]
+    assert {each.get("clientTransactionVersion", 0) for each in records} == {0, 2}  # 0: before its first transaction
+    completed = [each["producerEpoch"] for each in records if each["transactionStatus"] == complete_commit]
+    assert completed == [*range(1, len(completed) + 1)], "each end of a transaction has the next epoch"
 
 
 @pytest.mark.tidelog_only

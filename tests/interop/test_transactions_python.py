@@ -29,8 +29,14 @@ class Session(Protocol):
     def begin(self, topic: str, value: bytes) -> None:
         """Begin a transaction with one record that the broker has acknowledged."""
 
+    def send(self, topic: str, value: bytes) -> None:
+        """Write one more record in the transaction. Raises the client's error."""
+
     def commit(self) -> None:
         """Commit the transaction that `begin` began. Raises the client's error."""
+
+    def abort(self) -> None:
+        """Abort the transaction that `begin` began. Raises the client's error."""
 
     def transform(self, source: str, target: str, group: str, *, commit: bool) -> int:
         """Consume what is there (at least one record), and write the values and the offsets in one transaction."""
@@ -39,12 +45,12 @@ class Session(Protocol):
 
 
 class ConfluentSession:
-    fenced: tuple[type[BaseException], ...] = (KafkaException,)
-
-    def __init__(self, bootstrap: str, transactional_id: str) -> None:
+    def __init__(self, bootstrap: str, transactional_id: str, timeout_ms: int) -> None:
         self._bootstrap = bootstrap
+        self._refused: list[KafkaError] = []
         settings = {"bootstrap.servers": bootstrap, "transactional.id": transactional_id, "log_level": 0}
-        self._producer = Producer(settings | {"transaction.timeout.ms": 30_000})
+        callbacks = {"error_cb": lambda error: None, "on_delivery": self._delivered}
+        self._producer = Producer(settings | callbacks | {"transaction.timeout.ms": timeout_ms})
         self._producer.init_transactions(LIMIT_S)
 
     def write(self, topic: str, values: list[bytes], *, commit: bool) -> None:
@@ -56,11 +62,23 @@ class ConfluentSession:
 
     def begin(self, topic: str, value: bytes) -> None:
         self._producer.begin_transaction()
+        self.send(topic, value)
+
+    def send(self, topic: str, value: bytes) -> None:
         self._producer.produce(topic, value, partition=0)
         self._producer.flush(LIMIT_S)
+        if self._refused:
+            raise KafkaException(self._refused[0])
+
+    def _delivered(self, error: KafkaError | None, message: Any) -> None:
+        if error is not None:
+            self._refused.append(error)
 
     def commit(self) -> None:
         self._producer.commit_transaction(LIMIT_S)
+
+    def abort(self) -> None:
+        self._producer.abort_transaction(LIMIT_S)
 
     def transform(self, source: str, target: str, group: str, *, commit: bool) -> int:
         consumer = Consumer(
@@ -91,10 +109,10 @@ class ConfluentSession:
 
 
 class KafkaPythonSession:
-    def __init__(self, bootstrap: str, transactional_id: str) -> None:
+    def __init__(self, bootstrap: str, transactional_id: str, timeout_ms: int) -> None:
         self._bootstrap = bootstrap
         self._producer = KafkaProducer(
-            bootstrap_servers=bootstrap, transactional_id=transactional_id, transaction_timeout_ms=30_000
+            bootstrap_servers=bootstrap, transactional_id=transactional_id, transaction_timeout_ms=timeout_ms
         )
         self._producer.init_transactions()
 
@@ -107,10 +125,16 @@ class KafkaPythonSession:
 
     def begin(self, topic: str, value: bytes) -> None:
         self._producer.begin_transaction()
+        self.send(topic, value)
+
+    def send(self, topic: str, value: bytes) -> None:
         self._producer.send(topic, value, partition=0).get(LIMIT_S)
 
     def commit(self) -> None:
         self._producer.commit_transaction()
+
+    def abort(self) -> None:
+        self._producer.abort_transaction()
 
     def transform(self, source: str, target: str, group: str, *, commit: bool) -> int:
         consumer = KafkaConsumer(
@@ -145,13 +169,13 @@ class KafkaPythonSession:
 
 
 class AiokafkaSession:
-    def __init__(self, bootstrap: str, transactional_id: str) -> None:
+    def __init__(self, bootstrap: str, transactional_id: str, timeout_ms: int) -> None:
         self._bootstrap = bootstrap
         self._loop = asyncio.new_event_loop()
 
         async def start() -> Any:
             producer = AIOKafkaProducer(
-                bootstrap_servers=bootstrap, transactional_id=transactional_id, transaction_timeout_ms=30_000
+                bootstrap_servers=bootstrap, transactional_id=transactional_id, transaction_timeout_ms=timeout_ms
             )
             await producer.start()
             return producer
@@ -178,8 +202,17 @@ class AiokafkaSession:
 
         self._run(begin())
 
+    def send(self, topic: str, value: bytes) -> None:
+        async def send() -> None:
+            await self._producer.send_and_wait(topic, value, partition=0)
+
+        self._run(send())
+
     def commit(self) -> None:
         self._run(self._producer.commit_transaction())
+
+    def abort(self) -> None:
+        self._run(self._producer.abort_transaction())
 
     def transform(self, source: str, target: str, group: str, *, commit: bool) -> int:
         async def transform() -> int:
@@ -219,7 +252,7 @@ class AiokafkaSession:
             self._loop.close()
 
 
-SESSIONS: dict[str, Callable[[str, str], Session]] = {
+SESSIONS: dict[str, Callable[[str, str, int], Session]] = {
     "confluent-kafka": ConfluentSession,
     "kafka-python": KafkaPythonSession,
     "aiokafka": AiokafkaSession,
@@ -228,11 +261,11 @@ SESSIONS: dict[str, Callable[[str, str], Session]] = {
 
 @pytest.fixture(params=SESSIONS)
 def open_session(request: pytest.FixtureRequest, bootstrap: str) -> Callable[[str], Any]:
-    """`with open_session("id") as session` opens a session of one client."""
+    """`with open_session("id", timeout_ms=30_000) as session` opens a session of one client."""
 
     @contextmanager
-    def opened(transactional_id: str) -> Iterator[Session]:
-        session = SESSIONS[request.param](bootstrap, transactional_id)
+    def opened(transactional_id: str, timeout_ms: int = 30_000) -> Iterator[Session]:
+        session = SESSIONS[request.param](bootstrap, transactional_id, timeout_ms)
         try:
             yield session
         finally:
@@ -302,7 +335,30 @@ def test_a_second_producer_fences_the_first(
     assert read(bootstrap, topic, 1) == [b"second"]
 
 
+@pytest.mark.parametrize("action", ["commit", "abort", "send"])
+def test_a_transaction_that_takes_too_long(
+    action: str, open_session: Callable[..., Any], bootstrap: str, new_topic: NewTopicNamed, unique: Unique
+) -> None:
+    """The coordinator aborts it. The application gets the same error as with Kafka, and begins another producer."""
+    topic, name = new_topic(), unique("tx")
+    with open_session(name, timeout_ms=1_000) as session:
+        session.begin(topic, b"too late")
+        with open_session(unique("other")) as other:
+            other.write(topic, [b"other"], commit=True)
+        wait_until(lambda: read(bootstrap, topic, 1) == [b"other"], "the coordinator aborts the transaction", 60)
+        with pytest.raises((KafkaException, Exception)) as refused:
+            session.send(topic, b"later still") if action == "send" else getattr(session, action)()
+        assert is_fenced(refused.value), repr(refused.value)
+        with pytest.raises((KafkaException, Exception)):
+            session.begin(topic, b"the old producer cannot go on")
+    with open_session(name) as session:
+        session.write(topic, [b"next"], commit=True)
+    assert read(bootstrap, topic, 2) == [b"other", b"next"]
+
+
 def is_fenced(error: BaseException) -> bool:
+    if isinstance(error, SystemError) and error.__cause__ is not None:
+        error = error.__cause__  # confluent-kafka hides a fatal error that arrives within a callback
     if isinstance(error, KafkaException):
         return bool(error.args[0].fatal()) and error.args[0].code() in (KafkaError._FENCED, KafkaError.PRODUCER_FENCED)
     names = {type(each).__name__ for each in (error, error.__cause__) if each is not None}

@@ -40,7 +40,7 @@ CAPABILITIES = {
     "commits": "commits and their metadata",
     "admin-topics": "admin: topics, partitions, settings, offsets, cluster",
     "admin-groups": "admin: groups",
-    "files": "dump-log reads our segments, indexes, snapshots and groups",
+    "files": "dump-log reads our segments, indexes, snapshots, groups and transactions",
     "transactions": "transactions: committed, aborted, fenced",
     "transactional-offsets": "transactions: offsets of a group (consume, transform, produce)",
     "admin-transactions": "admin: transactions",

@@ -29,6 +29,7 @@ SETTINGS = {
     "group.consumer.assignment.interval.ms": "0",
     "offsets.topic.num.partitions": "4",
     "num.partitions": "1",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",  # a transaction times out without delay
 }
 """Settings for either broker. All others have their defaults."""
 

@@ -68,7 +68,9 @@ class JournalLife:
         self._check_step(before)
         check_image(self.image)
 
-    def register(self, broker_id: int, incarnation: str = "", *, is_lease_valid: bool = False, **fields: Any) -> int:
+    def register(
+        self, broker_id: int, incarnation: str = "", *, other_run_has_lease: bool = False, **fields: Any
+    ) -> int:
         """Register a run of a broker. By default its directories and operating system are those of its last run."""
         present = self.image.brokers.get(broker_id)
         request = Registration(
@@ -83,7 +85,7 @@ class JournalLife:
             "previous_epoch": -1 if present is None else present.epoch,
         }
         request = request._replace(**{**defaults, **fields})
-        return self.decide(register_broker(self.image, request, self.config, is_lease_valid=is_lease_valid))
+        return self.decide(register_broker(self.image, request, self.config, other_run_has_lease=other_run_has_lease))
 
     def beat(self, broker_id: int, **fields: Any) -> HeartbeatReply:
         """Send a heartbeat. By default the broker has followed the journal to its end."""

@@ -6,11 +6,12 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from group_harness.memory import COMMIT_TIMEOUT_MS, LoopClock, MemoryPartition
-from tidelog.coordinator.decision import Decision
+from tidelog.coordinator.decision import Decision, LoadOrder, Producer
 from tidelog.coordinator.group.core import GroupCore
 from tidelog.coordinator.group.records import OffsetRecord
 from tidelog.coordinator.group.settings import GroupSettings
@@ -88,18 +89,24 @@ class Model:
         return {key: None for transaction in self.open.values() for key in transaction}
 
 
+class InOrder(GroupCore):
+    """The same core with the other order of a load. Its state must be the same."""
+
+    load_order = LoadOrder.ALL_IN_ORDER
+
+
 class World:
     def __init__(self) -> None:
         self.loop = SimLoop()
         self.partition = MemoryPartition("__consumer_offsets", 0)
         self.live = self.coordinator()
 
-    def coordinator(self) -> CoordinatorPartition[GroupCore]:
+    def coordinator(self, core: type[GroupCore] = GroupCore) -> CoordinatorPartition[GroupCore]:
         """Return a coordinator that is loaded from the log."""
         clock, tasks = LoopClock(self.loop), LoopTasks(self.loop)
         coordinator: CoordinatorPartition[GroupCore] = CoordinatorPartition(
             self.partition,
-            lambda: GroupCore(GroupSettings()),
+            lambda: core(GroupSettings()),
             cast(Any, SimpleNamespace(clock=clock, tasks=tasks, turns=Turns(clock, tasks))),
             GroupLog(clock, tasks),
             COMMIT_TIMEOUT_MS,
@@ -111,8 +118,9 @@ class World:
 
     def run(self, step: Plain | Transactional | End) -> None:
         if isinstance(step, End):
-            marker = marker_batch(step.producer_id, 0, 0, is_commit=step.is_commit, timestamp=1)
-            self.live.end_transaction(marker, step.producer_id, lambda answer: None, is_commit=step.is_commit)
+            producer = Producer(step.producer_id, 0)
+            marker = marker_batch(*producer, 0, is_commit=step.is_commit, timestamp=1)
+            self.live.end_transaction(marker, producer, lambda answer: None, is_commit=step.is_commit)
             return
         decision = Decision()
         decision.records += [
@@ -121,7 +129,7 @@ class World:
         ]
         if isinstance(step, Transactional):
             records = [Record(*record.encode(), 1) for record in decision.records]
-            decision.producer_id = step.producer_id
+            decision.producer = Producer(step.producer_id, 0)
             decision.batch = encode_batch(
                 records, producer_id=step.producer_id, producer_epoch=0, is_transactional=True
             )
@@ -151,21 +159,25 @@ def test_offsets_follow_the_order_of_their_records(steps: list[Plain | Transacti
         world.run(step)
         model.run(step)
         assert state(world.live) == (model.offsets(), model.pending())
-    assert state(world.coordinator()) == (model.offsets(), model.pending())
+    for core in GroupCore, InOrder:
+        assert state(world.coordinator(core)) == (model.offsets(), model.pending())
     for producer_id in 7, 8, 9:  # what was pending in the loaded coordinator ends as it does in the live one
         world.run(End(producer_id, True))
         model.run(End(producer_id, True))
-    assert state(world.coordinator())[0] == state(world.live)[0] == model.offsets()
+    assert state(world.live)[0] == model.offsets()
+    for core in GroupCore, InOrder:
+        assert state(world.coordinator(core))[0] == model.offsets()
     world.loop.close()
 
 
+@pytest.mark.parametrize("core", [GroupCore, InOrder])
 @given(st.lists(STEPS, max_size=12), st.lists(STEPS, max_size=12))
-def test_a_loaded_coordinator_continues(first: list[Any], then: list[Any]) -> None:
+def test_a_loaded_coordinator_continues(core: type[GroupCore], first: list[Any], then: list[Any]) -> None:
     world, model = World(), Model()
     for step in first:
         world.run(step)
         model.run(step)
-    world.live = world.coordinator()
+    world.live = world.coordinator(core)
     for step in then:
         world.run(step)
         model.run(step)

@@ -253,7 +253,7 @@ FAULTS_OF_TIDELOG = re.compile(
     r"request failed|response cannot be encoded|task failed|metadata journal failed|parked fetch failed|"
     r"fetch failed after a cold read|listener failed|a receiver failed|upkeep of the cluster failed|"
     r"listener of the broker's lease failed|fetcher failed|followers not checked|batch not appended|compaction failed|"
-    r"group lag check failed|start=failed|start not undone|committed records truncated|"
+    r"group lag check failed|start=failed|resources of the start not released|committed records truncated|"
     r"metadata read-only until restart|coordinator role change failed|answer failed|step failed"
 )
 """The lines that docs/log-lines.md calls a fault in Tidelog, and those that mean that something was lost."""

@@ -102,7 +102,7 @@ def commit_offsets_before_the_marker(patch: pytest.MonkeyPatch) -> None:
 
     def planted(core: GroupCore, *arguments: Any) -> Decision:
         decision = commit(core, *arguments)
-        decision.producer_id = None
+        decision.producer = None
         return decision
 
     patch.setattr(GroupCore, "commit", planted)

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from simulation_harness.cluster_ledger import Violation
 from tidelog.client.operations import READ_COMMITTED, Fetched, FetchLimits
 from tidelog.model.ids import TopicPartition
+from tidelog.wire.batches import ABORT
 from tidelog.wire.messages.control_records import ControlRecordTypeSchema
 from tidelog.wire.records import batches_in, decode_records
 
 LIMITS = FetchLimits(max_wait_ms=200, max_bytes=1 << 20, partition_max_bytes=1 << 15, isolation=READ_COMMITTED)
-ABORT_MARKER = 0
 
 
 def committed_records(partition: TopicPartition, start: int, fetched: Fetched) -> tuple[list[tuple[int, bytes]], int]:
@@ -45,7 +45,7 @@ def committed_records(partition: TopicPartition, start: int, fetched: Fetched) -
 def _is_abort(fetched: Fetched, position: int) -> bool:
     marker = decode_records(fetched.records, position)[0]
     kind, _ = ControlRecordTypeSchema.decode(marker.key or b"", 2, 0)
-    return bool(kind.type == ABORT_MARKER)
+    return bool(kind.type == ABORT)
 
 
 def _records_from(fetched: Fetched, position: int, start: int) -> Iterator[tuple[int, bytes]]:

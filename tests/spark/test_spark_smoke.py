@@ -94,6 +94,10 @@ def test_bounds_codecs_and_splits(spark: "SparkSession", topic: Topic) -> None:
     later = read(spark, topic, startingTimestamp=1_000_003, endingTimestamp=1_000_004, minPartitions=5)
     assert values(later) == list(range(300, 400))
     assert later.rdd.getNumPartitions() >= 5
+    joined = read(spark, topic, maxPartitions=1)
+    assert joined.rdd.getNumPartitions() == 1
+    rows = [(row["partition"], row["offset"]) for row in joined.collect()]
+    assert rows == [(partition, offset) for partition in range(2) for offset in range(250)]
     narrow = spark.read.schema("offset long, value binary").format("tidelog")
     narrow = narrow.option("kafka.bootstrap.servers", topic.bootstrap).option("subscribePattern", topic.name)
     assert narrow.load().agg({"offset": "sum"}).collect()[0][0] == 2 * sum(range(250))
@@ -101,7 +105,7 @@ def test_bounds_codecs_and_splits(spark: "SparkSession", topic: Topic) -> None:
 
 def test_a_stream_goes_on_where_it_stopped(stream: Stream, topic: Topic) -> None:
     topic.send(range(100))
-    query = stream.start({"processingTime": "0 seconds"}, startingOffsets="earliest")
+    query = stream.start({"processingTime": "0 seconds"}, startingOffsets="earliest", maxPartitions=1)
     query.processAllAvailable()
     for first in range(100, 140, 20):
         topic.send(range(first, first + 20))

@@ -6,7 +6,7 @@
 3. The driver commits every transaction of the list. After a crash, a new driver reads the decision and continues here,
    before it decides anything else.
 4. The driver marks the decision as finished. Until then, the transactional ids of the list are not used again, so that
-   the coordinators' states tell which of its transactions are committed.
+   the coordinators can tell which of the listed transactions are committed.
 
 A micro-batch without a decision did not happen: its transactions are aborted, and Spark runs it again. A micro-batch
 with a decision is not decided again, except for transactions that are proved to be aborted. Its rows become visible to

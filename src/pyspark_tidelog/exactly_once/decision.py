@@ -6,7 +6,9 @@ metadata of the offsets contains the decision, divided into chunks: partition 0 
 committed in one transaction, so the chunks always belong together.
 
 The text of a decision is `COUNT TASKS STATE FORGOTTEN_BELOW EARLIER;`, and then for each of the COUNT transactions
-`TASK,RECORDS,NAME,PRODUCER_ID,EPOCH,VERSION;`. EARLIER is `-`, or ranges of numbers such as `0-6,9-9`.
+`TASK,RECORDS,NAME,PRODUCER_ID,EPOCH,VERSION;`. These words are the fields of `Decision` and `TaskTransaction`. NAME is
+the transactional id without the prefix that all ids of the query share. EARLIER is `-`, or ranges of numbers such as
+`0-6,9-9`.
 """
 
 import re
@@ -34,7 +36,9 @@ _HEADER = re.compile(rf"{_VERSION} (\d+);")
 
 
 class BatchIdentity(NamedTuple):
-    """What names a micro-batch: Spark repeats a micro-batch with the same identity and the same rows."""
+    """The query and the number of a micro-batch. Spark repeats a micro-batch with the same identity and the same
+    rows.
+    """
 
     query: str
     batch: int
@@ -47,7 +51,7 @@ class TaskTransaction(NamedTuple):
     """The transaction in which one task has written its rows."""
 
     task: int
-    """Number of the task: of its Spark partition."""
+    """Number of the task, which is the number of its Spark partition."""
     records: int
     producer: TransactionalProducer
 
@@ -56,17 +60,17 @@ class State(IntEnum):
     """What is known about the transactions of a decision. The values are stored."""
 
     DECIDED = 0
-    """They must be committed before anything else is decided. Their transactional ids must not be used again, because
-    the coordinators' states tell whether they are committed."""
+    """The transactions must be committed before anything else is decided. Their transactional ids must not be used
+    again, because only the coordinators' states of these ids tell whether the transactions are committed."""
     PARTIAL = 1
-    """They are committed. Other transactions of the micro-batch were aborted: their tasks must write again, before
-    another micro-batch is decided."""
+    """The transactions are committed. Other transactions of the micro-batch were aborted: the tasks of the aborted
+    transactions must write again, before another micro-batch is decided."""
     FINISHED = 2
-    """They are committed, and they are the whole micro-batch."""
+    """The transactions are committed, and they contain all rows of the micro-batch."""
 
 
 class Decision(NamedTuple):
-    """The last decision of a query: these transactions, and no others, are the micro-batch `batch`."""
+    """The last decision of a query: these transactions, and no others, contain the rows of the micro-batch `batch`."""
 
     batch: int
     """NOTHING_DECIDED if there is no decision yet."""
@@ -75,16 +79,18 @@ class Decision(NamedTuple):
     transactions: tuple[TaskTransaction, ...] = ()
     state: State = State.DECIDED
     earlier: tuple[range, ...] = ()
-    """Numbers below `batch` that are written, as ascending ranges with gaps between them."""
+    """Numbers below `batch` of micro-batches that are written, as ascending ranges with gaps between them."""
     forgotten_below: int = 0
-    """Of the numbers below this one it is not known which are written."""
+    """For a micro-batch with a number below this one, it is not known whether it was written."""
 
     def covers(self, batch: int) -> bool:
-        """Return whether nothing of the micro-batch may be written any more."""
+        """Return whether no row of the micro-batch may be written any more: a later micro-batch is decided, or this one
+        is decided and not PARTIAL.
+        """
         return batch < self.batch or (batch == self.batch and self.state is not State.PARTIAL)
 
     def was_skipped(self, batch: int) -> bool:
-        """Return whether the micro-batch, which has a lower number, was certainly not written."""
+        """Return whether the micro-batch, whose number is below `self.batch`, was certainly not written."""
         return self.forgotten_below <= batch and not any(batch in numbers for numbers in self.earlier)
 
     def next(self, batch: int, tasks: int, transactions: "tuple[TaskTransaction, ...]") -> "Decision":
@@ -100,8 +106,8 @@ class Decision(NamedTuple):
         return Decision(batch, tasks, transactions, State.DECIDED, tuple(earlier), forgotten_below)
 
     def written_tasks(self, batch: int) -> dict[int, int]:
-        """Return the tasks of the micro-batch, which is not covered, that must not write again, each with the number
-        of its records.
+        """Return the tasks that must not write again when the micro-batch is repeated, each with the number of its
+        records. The micro-batch must not be covered.
         """
         return {each.task: each.records for each in self.transactions} if batch == self.batch else {}
 

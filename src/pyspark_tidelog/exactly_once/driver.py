@@ -29,8 +29,8 @@ from tidelog.wire.errors import ApiError, ErrorCode, OffsetMetadataTooLarge, Unk
 logger = logging.getLogger("tidelog.spark")
 
 DECISION_TIMEOUT_MS = 60_000
-"""Timeout of the transaction of a decision, unless those of the tasks have a shorter one. It is open for some
-milliseconds."""
+"""Timeout of the transaction in which a decision is stored, unless the timeout of the tasks' transactions is shorter.
+The transaction of a decision is usually open for some milliseconds."""
 ONGOING = "Ongoing"
 ABORTED = ("PrepareAbort", "CompleteAbort")
 TIMEOUT_REMEDY = (
@@ -40,9 +40,11 @@ TIMEOUT_REMEDY = (
 
 
 def read_decision(client: Client, identity: BatchIdentity) -> Decision:
-    """Return the last decision of the query, for a task. If a driver decides at present, this may be the decision
-    before; then the task writes, and its driver aborts what it has written. A task does not wait for the end of the
-    decision, because a killed driver's decision remains open until its timeout.
+    """Return the last decision of the query, for a task.
+
+    If a driver is storing a decision at this moment, the result may be the decision before it. The task then writes its
+    rows, and its driver aborts the task's transaction. A task does not wait until the new decision is stored, because
+    the transaction in which a killed driver stores a decision remains open until its timeout.
 
     Raises WriteError if the group's offsets are not a decision, or cannot be read in time.
     """
@@ -54,16 +56,16 @@ def commit_batch(client: Client, identity: BatchIdentity, results: Sequence[Task
     """Decide that the transactions of these tasks are the micro-batch, and commit them. An earlier decision is finished
     first.
 
-    If the micro-batch is decided already, its transactions are those of that decision, and those of these tasks are
-    aborted. `timeout_ms` is the timeout of the tasks' transactions. Raises WriteError, and ProducerFenced if another
-    driver of the query decides at the same time.
+    If the micro-batch is decided already, that decision remains, and the transactions of these tasks that it does not
+    list are aborted. `timeout_ms` is the timeout of the tasks' transactions. Raises WriteError, and ProducerFenced if
+    another driver of the query decides at the same time.
     """
     own = _transactions(results)
-    deciding = _Deciding(client, identity, timeout_ms)
-    deciding.finish()
-    earlier = deciding.decision
+    decider = _Decider(client, identity, timeout_ms)
+    decider.finish()
+    earlier = decider.decision
     if earlier.covers(identity.batch):
-        deciding.mark_finished()
+        decider.mark_finished()
         with _failed_abort_logged():
             client.end_transactions([each.producer for each in own if each not in earlier.transactions], commit=False)
         _check_left_out(identity, earlier, results)
@@ -77,33 +79,35 @@ def commit_batch(client: Client, identity: BatchIdentity, results: Sequence[Task
             "run the query again"
         )
     if not own:
-        deciding.mark_finished()
+        decider.mark_finished()
         return
     leftovers = _check_open(client, identity, own)
-    deciding.store(earlier.next(identity.batch, len(results), (*written, *own)))
-    deciding.finish()
+    decider.store(earlier.next(identity.batch, len(results), (*written, *own)))
+    decider.finish()
     # A driver that is fenced now must abort nothing: the driver that fenced it may have decided for these transactions.
-    if deciding.mark_finished() and leftovers:
+    if decider.mark_finished() and leftovers:
         with _failed_abort_logged():
             client.abort_leftovers(leftovers)
 
 
 def abort_batch(client: Client, identity: BatchIdentity, results: Iterable[TaskResult], timeout_ms: int) -> None:
-    """Abort the transactions of these tasks, unless the last decision lists them. The last decision is finished."""
+    """Abort the transactions of these tasks, unless the last decision lists them. Commit the transactions that the last
+    decision lists, and mark it as finished.
+    """
     own = _transactions(results)
     if not own:
         return
-    deciding = _Deciding(client, identity, timeout_ms)
-    undecided = [each.producer for each in own if each not in deciding.decision.transactions]
+    decider = _Decider(client, identity, timeout_ms)
+    undecided = [each.producer for each in own if each not in decider.decision.transactions]
     with _failed_abort_logged():
         client.end_transactions(undecided, commit=False)
-    deciding.finish()
-    deciding.mark_finished()
+    decider.finish()
+    decider.mark_finished()
 
 
-class _Deciding:
-    """A driver that decides about micro-batches of a query. A newer driver of the query fences it: then it cannot store
-    a decision any more.
+class _Decider:
+    """A driver that decides about micro-batches of a query. When a newer driver of the query fences this driver, this
+    driver cannot store a decision any more.
     """
 
     def __init__(self, client: Client, identity: BatchIdentity, timeout_ms: int) -> None:
@@ -172,8 +176,8 @@ class _Deciding:
         )
 
     def mark_finished(self) -> bool:
-        """Store that the transactions of the decision are committed, so that nobody needs the coordinators' states of
-        them any more, which expire. Call `finish` first.
+        """Store that the transactions of the decision are committed. After that, the coordinators' states of these
+        transactions, which expire, are no longer needed. Call `finish` first.
 
         Returns False if this fails: a later driver then finishes the decision once more, which changes nothing.
         """
@@ -199,7 +203,7 @@ class _Deciding:
                     "fewer: write with fewer tasks (coalesce), or raise the broker's offset.metadata.max.bytes"
                 ) from error
             except OffsetMetadataTooLarge as error:
-                # Of a smaller size there are more chunks. So every chunk that the broker has accepted is replaced.
+                # Smaller chunks are more chunks, so every chunk that the broker has already accepted is replaced.
                 self._chunk_bytes //= 2
                 if self._chunk_bytes < CHUNK_BYTES_MIN:
                     raise OffsetMetadataTooLarge(
@@ -226,9 +230,10 @@ def _is_aborted(state: object, producer: TransactionalProducer, failure: ApiErro
     """Return whether the state of a transactional id proves that the producer's transaction was aborted.
 
     No other producer begins a transaction with the id before the decision is finished. So an aborted transaction with
-    the producer's id is this one. Its epoch is the same, or one more: after a timeout, and with version 2. The error
-    INVALID_TXN_STATE says that the broker recognised the producer, also if it has a new producer id since, because its
-    epochs were used up. After an InitProducerId by somebody else, the state is Empty and proves nothing.
+    the producer's id is this one. Its epoch is the producer's epoch or, after a timeout and with transaction version 2,
+    the next epoch. The error INVALID_TXN_STATE proves that the broker recognised the producer, even if the
+    transactional id has a new producer id, because all epochs of the former one were used. If another program has sent
+    InitProducerId, the state is Empty and proves nothing.
     """
     if not isinstance(state, Transaction) or state.state not in ABORTED:
         return False
@@ -251,10 +256,9 @@ def _check_left_out(identity: BatchIdentity, last: Decision, results: Sequence[T
             f"before it, and numbers must not decrease. Write the rows with a number above {last.batch}, or with an "
             "exactlyOnceId of their own"
         )
-    reason = "was written earlier" if identity.batch >= last.forgotten_below else "counts as written, as it is so low"
-    logger.warning(
-        "%s %s, and batch %d after it: its %d rows are not written again", identity, reason, last.batch, rows
-    )
+    is_known = identity.batch >= last.forgotten_below
+    reason = "was written before" if is_known else "counts as written, because its number is far below"
+    logger.warning("%s %s batch %d: its %d rows are not written again", identity, reason, last.batch, rows)
 
 
 def _check_partial(identity: BatchIdentity, partial: Decision, results: Sequence[TaskResult]) -> None:
@@ -307,7 +311,7 @@ def _check_open(client: Client, identity: BatchIdentity, own: Sequence[TaskTrans
 
 
 def _is_open(state: object, producer: TransactionalProducer) -> bool:
-    """Return whether the producer's transaction is open. Raises the failure if the coordinator does not say it."""
+    """Return whether the producer's transaction is open. Raises the failure if the coordinator did not describe it."""
     is_unknown_id = isinstance(state, ApiError) and state.code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
     if isinstance(state, ApiError | ClientError) and not is_unknown_id:
         raise state
@@ -320,7 +324,9 @@ def _is_open(state: object, producer: TransactionalProducer) -> bool:
 
 @contextmanager
 def _failed_abort_logged() -> Iterator[None]:
-    """Only log a failure of an abort. It is made so that readers need not wait for the timeouts of transactions."""
+    """Log a failed abort instead of raising it. An abort only saves readers from waiting for the timeouts of the
+    transactions.
+    """
     try:
         yield
     except (ApiError, ClientError) as error:

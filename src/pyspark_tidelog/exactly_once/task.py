@@ -28,7 +28,7 @@ class TaskResult(WriterCommitMessage):
     ) -> None:
         self.identity = identity
         self.rows = rows
-        """Number of rows of the task, also if it has not written them."""
+        """Number of rows of the task, even if it has not written them."""
         self.transaction = transaction
         """The open transaction with the rows. None if the task has no rows, or has written none."""
         self.is_skipped = is_skipped
@@ -55,6 +55,7 @@ class TransactionalIds:
             self._process, self._worker = os.getpid(), uuid.uuid4().hex[:12]
             self._last_batches = {}
         last_batches = self._last_batches.setdefault((bootstrap, identity.query), {})
+        # All transactions of micro-batches below this number have ended.
         ended_below = decision.batch + (decision.state is State.FINISHED)
         name = next((name for name, batch in last_batches.items() if batch < min(ended_below, identity.batch)), None)
         name = name or task_id(identity.query, self._worker, len(last_batches))

@@ -51,8 +51,9 @@ def avro(
     `registry` is the URL of a schema registry, or a file or dictionary that maps schema ids to schemas. With it,
     each value begins with Confluent's header (a zero byte and the id of the writer's schema in four bytes), and a
     record is converted from the writer's schema to `schema`. Without `schema`, the query uses the schema of
-    `schema_id`, or the latest one of `subject`, or the only one of the dictionary. `header` overrides whether values
-    have the header. Records are written with the id `schema_id`, or with the id of `subject`'s latest schema.
+    `schema_id`, or the latest one of `subject`, or the only one of the dictionary. If `header` is not None, it says
+    whether values have the header, with or without a registry. Records are written with the id `schema_id`, or with the
+    id of `subject`'s latest schema.
     """
     from pyspark_tidelog.formats.avro_format import AvroFormat
 

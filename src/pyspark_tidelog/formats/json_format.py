@@ -77,11 +77,11 @@ class JsonFormat(TextFormat):
         from pyspark.sql import functions as F
 
         lists = document["records"]
-        before_end, behind = F.get(lists, F.lit(0)), F.get(lists, F.lit(1))
-        # Both sizes are null or -1 if a list is null.
-        is_one_value = (F.size(lists) == 2) & (F.size(before_end) == 1)
-        is_one_value &= F.coalesce(F.get(behind, F.lit(0))[end] == 1, F.lit(False))
-        first = F.get(before_end, F.lit(0))
+        values, end_list = F.get(lists, F.lit(0)), F.get(lists, F.lit(1))
+        # If a list is null, its size is null or -1.
+        is_one_value = (F.size(lists) == 2) & (F.size(values) == 1)
+        is_one_value &= F.coalesce(F.get(end_list, F.lit(0))[end] == 1, F.lit(False))
+        first = F.get(values, F.lit(0))
         record = F.struct(*[first[name].alias(name) for name in self.declared.fieldNames()])
         trimmed = F.btrim(text, F.lit(" \t\r\n"))
         error = (

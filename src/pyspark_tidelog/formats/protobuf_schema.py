@@ -66,7 +66,7 @@ def _value_type(field: Any, outer: tuple[str, ...]) -> "DataType":
 
 
 def record_of_message(message: Any) -> dict[str, Any]:
-    """Return the fields of a message. A field that can be absent, and is, becomes null.
+    """Return the fields of a message. A field that may be absent becomes null if it is absent.
 
     Raises ValueError or OverflowError for a Timestamp outside the years 1 to 9999.
     """

@@ -8,7 +8,7 @@ from tidelog.api.coordinator_reply import CoordinatorReply
 from tidelog.api.pending import Pending
 from tidelog.api.services import RequestContext, Services
 from tidelog.api.transactions import code_for_version
-from tidelog.coordinator.transaction.transitions import Producer
+from tidelog.coordinator.decision import Producer
 from tidelog.metadata.image import CONSUMER_OFFSETS
 from tidelog.wire.errors import ApiError
 from tidelog.wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
@@ -31,6 +31,7 @@ async def handle(
             await groups.make_topic()
         partition = CONSUMER_OFFSETS, groups.partition_index(request.group_id)
         producer = Producer(request.producer_id, request.producer_epoch)
+        # 0 stands for every transaction version below 2.
         services.transactions.add_partitions(request.transactional_id, producer, [partition], 0, reply)
     except ApiError as error:
         return build(error)

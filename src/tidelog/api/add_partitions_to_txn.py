@@ -12,8 +12,8 @@ from typing import NamedTuple
 from tidelog.api.pending import Gathering, Pending
 from tidelog.api.services import RequestContext, Services
 from tidelog.api.transactions import code_for_version
+from tidelog.coordinator.decision import Producer
 from tidelog.coordinator.transaction.records import V2, Partition
-from tidelog.coordinator.transaction.transitions import Producer
 from tidelog.metadata.image import INTERNAL_TOPICS, MetadataImage
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode
@@ -96,7 +96,9 @@ def _check(image: MetadataImage, topics: list[AddPartitionsToTxnTopic], *, allow
 
 
 class _Change:
-    """The partitions of one transaction in a request. `reply` is called once, with their error codes."""
+    """The partitions of one transaction in a request, which are added to the transaction or verified. `reply` is called
+    once, with their error codes.
+    """
 
     def __init__(
         self,
@@ -114,7 +116,7 @@ class _Change:
         self._is_joined = False
 
     def add(self, version: int) -> None:
-        """Add the partitions, for a client that uses this transaction version."""
+        """Add the partitions. `version` is the client's transaction version: V2, or 0 for every older version."""
         if self._is_refused():
             return
         try:
@@ -140,6 +142,9 @@ class _Change:
         return False
 
     def _answer(self, answer: list[ErrorCode] | ApiError | None) -> None:
+        """Accept the coordinator's answer: a code for each partition, an error of all partitions, or None if all
+        partitions were added.
+        """
         if isinstance(answer, ApiError):
             self._codes = dict.fromkeys(self._codes, answer.code)
         elif answer is not None:

@@ -62,5 +62,8 @@ async def alter_resources(
     """
     answer = await services.controller.alter_configs(AlterConfigs(alterations, services.config.node_id, validate_only))
     if answer.value is None:
-        return [AlterationResult(*alteration[:2], answer.error, answer.message) for alteration in alterations]
+        return [
+            AlterationResult(each.resource_type, each.resource_name, answer.error, answer.message)
+            for each in alterations
+        ]
     return answer.value

@@ -21,7 +21,7 @@ from tidelog.wire.messages.api_versions import (
 _SOFTWARE_NAME = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 SOFTWARE_NAME_LENGTH_MAX = 256
 """Maximum length of the name of a client's software, and of the software's version, in characters."""
-MIN_LEVEL_ZERO_VERSION = 4
+MIN_LEVEL_ZERO_SINCE = 4
 """From this version on, the response may contain features whose lowest supported level is 0."""
 
 _RANGES = [
@@ -45,7 +45,7 @@ def handle(services: Services, context: RequestContext, request: ApiVersionsRequ
             FinalizedFeatureKey(name, f.level, f.level) for name, f in cluster_features.items()
         ]
         response.finalized_features_epoch = services.metadata.image.position
-        if context.api_version >= MIN_LEVEL_ZERO_VERSION:
+        if context.api_version >= MIN_LEVEL_ZERO_SINCE:
             response.supported_features = [
                 SupportedFeatureKey(name, f.lowest, f.highest) for name, f in cluster_features.items()
             ]

@@ -22,7 +22,7 @@ from tidelog.wire.messages.create_topics import (
 if TYPE_CHECKING:
     from tidelog.api.pending import Outcome
 
-SETTINGS_VERSION = 5
+SETTINGS_SINCE = 5
 """The first version whose response contains the topic's settings."""
 
 
@@ -79,7 +79,7 @@ def _result(services: Services, result: TopicResult, version: int) -> CreatableT
         replication_factor=result.replication_factor,
         configs=[],
     )
-    if version >= SETTINGS_VERSION and not result.error:
+    if version >= SETTINGS_SINCE and not result.error:
         answer.configs = [
             CreatableTopicConfigs(
                 name=described.key.name,

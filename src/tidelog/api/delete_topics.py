@@ -13,9 +13,9 @@ from tidelog.wire.messages.delete_topics import DeletableTopicResult, DeleteTopi
 if TYPE_CHECKING:
     from tidelog.api.pending import Outcome
 
-CHOICES_VERSION = 6
+TOPIC_IDS_SINCE = 6
 """The first version whose requests may name topics by id."""
-DELETION_DISABLED_VERSION = 3
+DELETION_DISABLED_SINCE = 3
 """The first version whose responses may contain TOPIC_DELETION_DISABLED. Responses of older versions contain
 INVALID_REQUEST instead."""
 
@@ -24,7 +24,7 @@ def handle(
     services: Services, context: RequestContext, request: DeleteTopicsRequest
 ) -> "Steps[Outcome[DeleteTopicsResponse]]":
     choices = []
-    if context.api_version >= CHOICES_VERSION:
+    if context.api_version >= TOPIC_IDS_SINCE:
         for topic in request.topics:
             choices.append(TopicChoice(topic.name, TopicId(topic.topic_id)))
             yield
@@ -43,7 +43,7 @@ async def _delete(
         answer = await services.controller.delete_topics(DeleteTopics(choices, request.timeout_ms, context.requester))
         context.throttle(answer.throttle_ms)
     else:
-        is_old_version = context.api_version < DELETION_DISABLED_VERSION
+        is_old_version = context.api_version < DELETION_DISABLED_SINCE
         answer = Answer(None, ErrorCode.INVALID_REQUEST if is_old_version else ErrorCode.TOPIC_DELETION_DISABLED)
     return _response(topic_results(answer, choices))
 

@@ -50,8 +50,8 @@ SET_AT_START = "Set at the start by"
 """Words in the documentation of a setting, before the place where the setting was set."""
 UNKNOWN_TYPE = 0
 SETTINGS_MAX = 100_000
-"""When a response has this many settings, the remaining resources get an error. More than two thousand topics together
-have this many settings. Without this limit, a request that names one topic a million times would exhaust the memory."""
+"""When a response has this many settings, the remaining resources get an error. The limit is large enough to describe
+two thousand topics at once. Without it, a request that names one topic a million times would exhaust the memory."""
 CHARS_PER_SETTING = 500
 """For the limit SETTINGS_MAX, this many characters of values count as one additional setting."""
 
@@ -68,7 +68,10 @@ def handle(
         )
         try:
             if settings_left <= 0:
-                raise ApiError(f"one response contains at most {SETTINGS_MAX} settings", ErrorCode.INVALID_REQUEST)
+                message = (
+                    f"the response already contains {SETTINGS_MAX} settings, which is the limit; name fewer resources"
+                )
+                raise ApiError(message, ErrorCode.INVALID_REQUEST)
             if resource.resource_type == LOGGER_RESOURCE:
                 result.configs = yield from _logger_levels(services, resource)
             else:
@@ -142,7 +145,7 @@ def _describe(
         if not resource.resource_name:
             raise ApiError("the subscription has no name", ErrorCode.INVALID_REQUEST)
         return describe_client_metrics(image.client_metrics_configs.get(resource.resource_name, {}), names)
-    raise ApiError(f"resource type {resource.resource_type} is not known here", ErrorCode.INVALID_REQUEST)
+    raise ApiError(f"unknown resource type {resource.resource_type}", ErrorCode.INVALID_REQUEST)
 
 
 def _logger_levels(services: Services, resource: DescribeConfigsResource) -> Steps[list[DescribeConfigsResourceResult]]:

@@ -17,7 +17,8 @@ from tidelog.wire.messages.describe_groups import DescribedGroup, DescribeGroups
 if TYPE_CHECKING:
     from tidelog.api.pending import Outcome
 
-NOT_FOUND_VERSION = 6
+NOT_FOUND_SINCE = 6
+"""The first version whose responses may contain GROUP_ID_NOT_FOUND."""
 READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS = 3, 6, 8, 10, 11
 GROUP_OPERATIONS = sum(1 << operation for operation in (READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS))
 """The operations on a group that a client may perform, as a bit mask of Kafka's ACL operations. All operations on
@@ -56,7 +57,7 @@ def _group(
         return DescribedGroup(group_id=group_id, error_code=answer.code)
     if answer is None:
         answer = DescribedGroup(group_id=group_id, group_state=GroupState.DEAD.value)
-        if version >= NOT_FOUND_VERSION:
+        if version >= NOT_FOUND_SINCE:
             answer.error_code = ErrorCode.GROUP_ID_NOT_FOUND
             answer.error_message = message
             return answer

@@ -36,9 +36,8 @@ def handle(
                 partition = _partition(services, topic.name, index)
                 count = len(partition.log.producers.entries)
                 if count > producers_left:
-                    raise ApiError(
-                        f"one response contains at most {PRODUCERS_MAX} producers", ErrorCode.INVALID_REQUEST
-                    )
+                    message = f"the response would contain more than {PRODUCERS_MAX} producers; name fewer partitions"
+                    raise ApiError(message, ErrorCode.INVALID_REQUEST)
                 producers_left -= count
                 yield from _describe(partition, answer)
             except ApiError as error:

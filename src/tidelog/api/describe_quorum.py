@@ -38,8 +38,13 @@ TIMEOUT_MS = 10_000
 def handle(
     services: Services, context: RequestContext, request: DescribeQuorumRequest
 ) -> "Steps[Outcome[DescribeQuorumResponse]]":
-    names = [(topic.topic_name, [part.partition_index for part in topic.partitions]) for topic in request.topics[:2]]
-    if names == [(CLUSTER_METADATA, [0])]:
+    # Two topics are enough for the comparison, so a long request costs no more.
+    requested = [
+        (topic.topic_name, [partition.partition_index for partition in topic.partitions])
+        for topic in request.topics[:2]
+    ]
+    if requested == [(CLUSTER_METADATA, [0])]:
+        # This function is a generator of steps. It returns an outcome, here a coroutine, which the caller awaits.
         return _describe(services, context.api_version)
     response = DescribeQuorumResponse()
     for topic in request.topics:

@@ -122,6 +122,7 @@ def _page(
             if partitions is None:
                 every_index = range(len(topic.partitions))
                 partitions = yield from encode_partitions((yield from _partitions(services, topic, every_index, image)))
+                # A log may have gone offline while the partitions were encoded in steps.
                 if not may_be_offline and not services.partitions.may_be_offline(name):
                     stored.store(topic, partitions)
             encoded_topics.append(encode_topic(_description(topic), partitions, indexes))

@@ -24,7 +24,8 @@ from tidelog.wire.messages.elect_leaders import (
 if TYPE_CHECKING:
     from tidelog.api.pending import Outcome
 
-TOP_LEVEL_ERROR_VERSION = 1
+TOP_LEVEL_ERROR_SINCE = 1
+"""The first version whose response has a field for an error of the whole request."""
 
 
 def handle(
@@ -60,7 +61,7 @@ async def _elect(
 
 def _error_response(context: RequestContext, error: ErrorCode) -> ElectLeadersResponse:
     """Return a response without partitions. It contains the error, except in v0, which has no field for it."""
-    return ElectLeadersResponse(error_code=error if context.api_version >= TOP_LEVEL_ERROR_VERSION else ErrorCode.NONE)
+    return ElectLeadersResponse(error_code=error if context.api_version >= TOP_LEVEL_ERROR_SINCE else ErrorCode.NONE)
 
 
 def _refuse_all(

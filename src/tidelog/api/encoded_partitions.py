@@ -70,6 +70,7 @@ def encode_topic(
     topic: DescribeTopicPartitionsResponseTopic, partitions: EncodedPartitions | None = None, indexes: range = range(0)
 ) -> bytes:
     """Return one element of the array `topics` of a response. `topic` itself has no partitions."""
+    # The number of topics, which is 1, takes one byte. So does the number of partitions, which is 0.
     data = DescribeTopicPartitionsResponse(topics=[topic]).encode(VERSION)[TOPICS_FROM + 1 : -AFTER_TOPICS]
     if partitions is None or not indexes:
         return data

@@ -6,8 +6,8 @@ from tidelog.api.coordinator_reply import CoordinatorReply
 from tidelog.api.pending import Pending
 from tidelog.api.services import RequestContext, Services
 from tidelog.api.transactions import code_for_version
+from tidelog.coordinator.decision import Producer
 from tidelog.coordinator.transaction.records import V2
-from tidelog.coordinator.transaction.transitions import Producer
 from tidelog.wire.errors import ApiError
 from tidelog.wire.messages.end_txn import EndTxnRequest, EndTxnResponse
 

@@ -46,7 +46,7 @@ async def _execute(services: Services, peers: "PeerBrokers", peer: Peer, data: b
     except MalformedValue as error:
         return EnvelopeResponse(response_data=encode_error(Answer(None, ErrorCode.INVALID_REQUEST, str(error))))
     except UnknownValue as error:
-        message = f"the controller is older than the broker that sends the request: {error}"
+        message = f"the controller runs an older version of Tidelog than the broker that sent the request: {error}"
         return EnvelopeResponse(response_data=encode_error(Answer(None, ErrorCode.UNSUPPORTED_VERSION, message)))
     if sender is None and not _is_own_registration(request, peer):
         reason = "the broker's registration has been replaced or removed"

@@ -169,6 +169,7 @@ class Fetch:
         self._failed = False
         self._expired = False
         self._pending: Pending[FetchResponse] | None = None
+        # Of the batches that were found: all bytes, and the bytes that count for min_bytes (see `Slice.readable`).
         self.found_bytes = 0
         self._readable_bytes = 0
 
@@ -289,6 +290,7 @@ class Fetch:
 
     def _add_error(self, item: FetchItem, error: ApiError, partition: Partition | None) -> None:
         data = self._special_data[item] = PartitionData(item.index, error.code, -1, records=_EMPTY)
+        # As in Kafka, the list is null only for a known partition; for an unknown partition it is empty.
         is_known = partition is not None or isinstance(error, NotLeaderOrFollower)
         if is_known and self._isolation == READ_UNCOMMITTED:
             data.aborted_transactions = None

@@ -204,13 +204,14 @@ class FetchSessions:
             raise FetchSessionTopicIdError("a fetch session must use either topic names or topic ids in all requests")
         if requested_items is not None and _exceeds_changes_max(requested_items, request):
             self.forget(session.session_id)
-            raise FetchSessionIdNotFound(f"a request may change at most {CHANGES_MAX} partitions of a fetch session")
+            raise FetchSessionIdNotFound(f"the request changes more than {CHANGES_MAX} partitions of its fetch session")
         count_before = len(session.items)
         session.update(request, items)
         self._partitions += len(session.items) - count_before
         if self._partitions > self._partitions_max:
             self.forget(session.session_id)
-            raise FetchSessionIdNotFound(f"the fetch sessions have more than {self._partitions_max} partitions")
+            message = f"all fetch sessions of this broker together have more than {self._partitions_max} partitions"
+            raise FetchSessionIdNotFound(message)
         if not session.items:
             # The session is empty: the request is answered without a session, as in Kafka.
             self.forget(session.session_id)

@@ -1,7 +1,7 @@
 """FindCoordinator (key 10), v0-6. v1: key type, error message; v4: several keys (KIP-699); v6: share groups
 (KIP-932).
 
-Share groups have no coordinator here yet.
+Tidelog has no coordinator of share groups yet.
 """
 
 from contextlib import suppress
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tidelog.api.pending import Outcome
     from tidelog.coordinator.host import CoordinatorHost
 
-SEVERAL_KEYS_VERSION = 4
+SEVERAL_KEYS_SINCE = 4
 GROUP_TYPE = 0
 TRANSACTION_TYPE = 1
 SHARE_TYPE = 2
@@ -45,7 +45,7 @@ async def _create_topic_first(
 def _answer(
     services: Services, context: RequestContext, request: FindCoordinatorRequest
 ) -> Steps[FindCoordinatorResponse]:
-    if context.api_version >= SEVERAL_KEYS_VERSION:
+    if context.api_version >= SEVERAL_KEYS_SINCE:
         coordinators = []
         for key in request.coordinator_keys:
             coordinators.append(_coordinator(services, context, request.key_type, key))

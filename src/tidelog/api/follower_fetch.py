@@ -75,7 +75,8 @@ def handle(
     """Answer a follower's request, as `fetch.handle` answers a consumer's request.
 
     Returns None if the follower's id is not the id of a registered broker, if the request was not sent by that broker,
-    or if the request names an older registration of that broker. Raises the session errors of KIP-227.
+    or if the request names an older registration of that broker. The caller then answers every partition with an error.
+    Raises the session errors of KIP-227.
     """
     state = request.replica_state
     follower = Follower(request.replica_id, -1) if state is None else Follower(state.replica_id, state.replica_epoch)

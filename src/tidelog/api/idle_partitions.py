@@ -49,6 +49,8 @@ class IdlePartitions:
         self.current: CurrentFetch | None = None
         self._idle: dict[Partition, FetchItem] = {}
         self._fetch_time = FetchTime()
+        """The time of the session's last request. Each idle partition's replica has a reference to this object, so that
+        the request counts as the follower's fetch of all idle partitions."""
         self._follower = follower
         self._watchers = watchers
 

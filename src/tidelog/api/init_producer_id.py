@@ -9,16 +9,12 @@ from tidelog.api.coordinator_reply import CoordinatorReply
 from tidelog.api.pending import Pending
 from tidelog.api.services import RequestContext, Services
 from tidelog.api.transactions import code_for_version
-from tidelog.wire.errors import ApiError, ErrorCode, InvalidRequest
+from tidelog.wire.errors import ApiError, InvalidRequest
 from tidelog.wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 
 NONE = -1
 FENCED_SINCE = 4
 """The first version with the error PRODUCER_FENCED."""
-WITHOUT_CONTROLLER = (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT)
-"""Errors that mean that the controller is temporarily unable to answer. As in Kafka, producers get
-COORDINATOR_LOAD_IN_PROGRESS instead. All producers repeat the request after this error, but some give up after
-REQUEST_TIMED_OUT."""
 
 
 async def handle(
@@ -41,7 +37,7 @@ async def handle(
 async def _initialize(
     services: Services, version: int, request: InitProducerIdRequest, transactional_id: str
 ) -> InitProducerIdResponse | Pending[InitProducerIdResponse]:
-    from tidelog.coordinator.transaction.transitions import Producer
+    from tidelog.coordinator.decision import Producer
 
     def build(answer: Producer | ApiError) -> InitProducerIdResponse:
         if isinstance(answer, ApiError):
@@ -55,6 +51,5 @@ async def _initialize(
 
 
 def _failure(version: int, error: ApiError) -> InitProducerIdResponse:
-    code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if error.code in WITHOUT_CONTROLLER else error.code
-    code = code_for_version(code, version, FENCED_SINCE)
+    code = code_for_version(error.code, version, FENCED_SINCE)
     return InitProducerIdResponse(error_code=code, producer_id=NONE, producer_epoch=NONE)

@@ -9,7 +9,8 @@ from tidelog.api.services import RequestContext, Services
 from tidelog.wire.errors import ApiError, ErrorCode
 from tidelog.wire.messages.join_group import JoinGroupRequest, JoinGroupResponse
 
-NULLABLE_PROTOCOL_VERSION = 7
+NULLABLE_PROTOCOL_SINCE = 7
+"""The first version in which the response's protocol name may be null. In older versions it is empty instead."""
 PROTOCOLS_MAX = 1000
 """Upper bound on the protocols of one member, since every rebalance compares the protocols of all members. Clients
 send only a few."""
@@ -27,7 +28,7 @@ def handle(
     def build(answer: JoinGroupResponse | ApiError) -> JoinGroupResponse:
         if isinstance(answer, ApiError):
             answer = JoinGroupResponse(error_code=answer.code, member_id=request.member_id, protocol_name=None)
-        if version < NULLABLE_PROTOCOL_VERSION and answer.protocol_name is None:
+        if version < NULLABLE_PROTOCOL_SINCE and answer.protocol_name is None:
             answer.protocol_name = ""
         return answer
 

@@ -12,14 +12,14 @@ from tidelog.wire.messages.leave_group import LeaveGroupRequest, LeaveGroupRespo
 if TYPE_CHECKING:
     from tidelog.api.pending import Outcome
 
-MEMBERS_VERSION = 3
+SEVERAL_MEMBERS_SINCE = 3
 MEMBERS_PER_STEP = 200
 
 
 def handle(services: Services, context: RequestContext, request: LeaveGroupRequest) -> "Outcome[LeaveGroupResponse]":
     if len(request.members) > MEMBERS_PER_STEP:
         return _leave_in_steps(services, request)
-    is_single = context.api_version < MEMBERS_VERSION
+    is_single = context.api_version < SEVERAL_MEMBERS_SINCE
     if is_single:
         request.members = [MemberIdentity(member_id=request.member_id)]
 

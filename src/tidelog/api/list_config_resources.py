@@ -22,7 +22,7 @@ from tidelog.wire.messages.list_config_resources import (
 )
 
 ALL_TYPES = (GROUP_RESOURCE, CLIENT_METRICS_RESOURCE, LOGGER_RESOURCE, BROKER_RESOURCE, TOPIC_RESOURCE)
-TYPES_VERSION = 1
+TYPES_SINCE = 1
 """The first version whose requests name the resource types to list."""
 
 
@@ -33,7 +33,7 @@ def handle(
     for resource_type in request.resource_types:
         requested_types[resource_type] = None
         yield
-    if context.api_version < TYPES_VERSION:
+    if context.api_version < TYPES_SINCE:
         requested_types = {CLIENT_METRICS_RESOURCE: None}
     if not all(resource_type in ALL_TYPES for resource_type in requested_types):
         return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)

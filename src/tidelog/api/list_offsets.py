@@ -1,5 +1,5 @@
 """ListOffsets (key 2), v1-11. v2: isolation level; v4: leader epochs; v7: maximum timestamp (KIP-734); v8, v9, v11:
-start and end of local and tiered data (KIP-405, KIP-1005, KIP-1023). There is no tiered storage here, so all data is
+start and end of local and tiered data (KIP-405, KIP-1005, KIP-1023). Tidelog has no tiered storage, so all data is
 local.
 """
 
@@ -33,7 +33,7 @@ EARLIEST_LOCAL = -4
 LATEST_TIERED = -5
 EARLIEST_PENDING_UPLOAD = -6
 
-SINCE_VERSION = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+TIMESTAMP_SINCE = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 """The first version in which a request may contain each of these special timestamps."""
 
 
@@ -69,7 +69,7 @@ def _answer(
     answer = ListOffsetsPartitionResponse(partition_index=requested.partition_index)
     try:
         if (
-            context.api_version < SINCE_VERSION.get(requested.timestamp, 0)
+            context.api_version < TIMESTAMP_SINCE.get(requested.timestamp, 0)
             or requested.timestamp < EARLIEST_PENDING_UPLOAD
         ):
             raise ApiError(f"timestamp {requested.timestamp} is not known", ErrorCode.UNSUPPORTED_VERSION)
@@ -86,6 +86,7 @@ def _answer(
                 partition, request.isolation_level, requested.timestamp, answer, reads_to_log_end=reads_to_log_end
             )
         except OffsetNotAvailable as error:
+            # Clients know OFFSET_NOT_AVAILABLE only since v5.
             raise error if context.api_version >= 5 else LeaderNotAvailable(error.message) from error
         if context.api_version < 4:
             answer.leader_epoch = -1  # these versions have no such field
@@ -106,8 +107,8 @@ def _find_offset(
     three fields remain -1. Followers and debugging consumers get answers up to the end of the log; all other clients
     get answers up to the high watermark or the last stable offset.
 
-    Raises OffsetNotAvailable if the answer depends on the end of the committed records, and this leader is too new to
-    know that end (KIP-207).
+    Raises OffsetNotAvailable if the answer depends on the end of the committed records, and this leader does not know
+    that end yet, because it was elected only a moment ago (KIP-207).
     """
     if reads_to_log_end:
         end = partition.log_end_offset
@@ -124,7 +125,7 @@ def _find_offset(
         is_empty = answer.offset == partition.log_end_offset
         answer.leader_epoch = partition.leader_epoch if is_empty else log.epochs.epoch_at(answer.offset)
     elif timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
-        pass  # there is no tiered storage
+        pass  # the fields remain -1, since there is no tiered storage
     else:
         record = yield from _find_record(partition, timestamp, reads_to_log_end)
         if record is not None and record.offset < end:

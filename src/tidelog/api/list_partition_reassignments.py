@@ -1,7 +1,8 @@
 """ListPartitionReassignments (key 46), v0 (KIP-455): running moves of replicas between brokers.
 
-As in Kafka, the answer has every move that the controller has begun, even if this broker has not heard of it yet. Tools
-ask one broker to begin a move, and list the moves of another one. Unknown topics and partitions are not an error.
+As in Kafka, the answer contains every move that the controller has begun. So this broker first waits until it has all
+metadata that the controller has: a tool may have begun a move through another broker a moment ago. Unknown topics and
+partitions are not an error.
 """
 
 from typing import TYPE_CHECKING

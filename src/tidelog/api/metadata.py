@@ -30,7 +30,7 @@ from tidelog.wire.messages.metadata import (
 if TYPE_CHECKING:
     from tidelog.api.pending import Outcome
 
-TOPIC_IDS_VERSION = 12
+TOPIC_IDS_SINCE = 12
 """The first version whose requests may name topics by id. The requests of versions 10 and 11 also have the field, but
 Kafka has never accepted an id in them."""
 STORED_TOPICS_PER_STEP = 32
@@ -56,7 +56,7 @@ def handle(
         names[topic.name or ""] = None
         yield
     if has_nameless or ids:
-        if version < TOPIC_IDS_VERSION or not ids:
+        if version < TOPIC_IDS_SINCE or not ids:
             return (yield from _refuse_all(requested_topics))
         return (yield from _topics_by_id(services, context, image, ids, request))
     errors: dict[str, ErrorCode] = {}
@@ -220,8 +220,8 @@ async def _create_first(
 async def _create(services: Services, context: RequestContext, names: Sequence[str]) -> dict[str, ErrorCode]:
     """Create topics. Return the errors of topics that were not created.
 
-    The result does not contain topics whose creation exceeds a quota. The client gets the error of an unknown topic for
-    them.
+    The result does not contain a topic whose creation exceeds a quota. For such a topic, the client gets
+    UNKNOWN_TOPIC_OR_PARTITION.
     """
     answer = await services.controller.ensure_topics(EnsureTopics(names, context.requester))
     if answer.value is None:

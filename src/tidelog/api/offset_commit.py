@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tidelog.api.pending import Outcome
     from tidelog.metadata.image import MetadataImage, TopicImage
 
-TOPIC_IDS_VERSION = 10
+TOPIC_IDS_SINCE = 10
 
 _TopicKey = tuple[str, bytes]
 """A topic's name and id."""
@@ -79,7 +79,7 @@ class Entries:
         error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if existing is None:
             self.refused.setdefault(key, OffsetCommitResponseTopic(*key))
-            if version >= TOPIC_IDS_VERSION:
+            if version >= TOPIC_IDS_SINCE:
                 error_code = ErrorCode.UNKNOWN_TOPIC_ID
         accepted_topic = OffsetCommitResponseTopic(*key)
         for partition in topic.partitions:
@@ -122,6 +122,6 @@ def collect(image: "MetadataImage", topics: list[OffsetCommitRequestTopic], vers
 
 
 def _topic(image: "MetadataImage", requested: OffsetCommitRequestTopic, version: int) -> "TopicImage | None":
-    if version >= TOPIC_IDS_VERSION:
+    if version >= TOPIC_IDS_SINCE:
         return image.topics_by_id.get(TopicId(requested.topic_id))
     return image.topics.get(requested.name)

@@ -54,6 +54,7 @@ def handle(
         yield
 
     deleting: Gathering[list[ErrorCode] | ErrorCode] = Gathering(lambda answers: _response(unknown, existing, answers))
+    # Without offsets to delete, the coordinator is still called once, since it checks the group.
     for start in range(0, max(len(offsets_to_delete), 1), OFFSETS_PER_STEP):
         reply = _reply(deleting)
         try:

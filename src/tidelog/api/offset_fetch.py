@@ -30,14 +30,15 @@ if TYPE_CHECKING:
     from tidelog.coordinator.group.pending_offsets import OffsetKey
     from tidelog.metadata.image import MetadataImage
 
-GROUP_ERROR_VERSION = 2
-SEVERAL_GROUPS_VERSION = 8
-TOPIC_IDS_VERSION = 10
+GROUP_ERROR_SINCE = 2
+SEVERAL_GROUPS_SINCE = 8
+TOPIC_IDS_SINCE = 10
 TOPIC_BYTES, OFFSET_BYTES = 20, 30
 """Approximate bytes of a topic and of an offset in a response, without names and metadata."""
 NOT_COMMITTED = OffsetCommitValue(offset=-1, leader_epoch=-1, metadata="")
 UNSTABLE = OffsetCommitValue(offset=-1, leader_epoch=-1, metadata="")
-"""Stands for an offset that is answered with UNSTABLE_OFFSET_COMMIT."""
+"""Stands for an offset that is answered with UNSTABLE_OFFSET_COMMIT. The code recognises this object by its identity,
+since it equals NOT_COMMITTED."""
 
 
 class GroupQuery(NamedTuple):
@@ -67,7 +68,7 @@ def handle(
     version = context.api_version
     image = services.metadata.image
     fetch = _Fetch(version, image, require_stable=request.require_stable)
-    if version >= SEVERAL_GROUPS_VERSION:
+    if version >= SEVERAL_GROUPS_SINCE:
         for group in request.groups:
             topics: list[TopicQuery] | None = None
             if group.topics is not None:
@@ -133,6 +134,7 @@ class _Fetch:
         return self._pending
 
     def query_group(self, services: Services, query: GroupQuery) -> None:
+        """Ask the coordinator of one group for the offsets. It may answer later."""
         number = len(self._queries)
         self._queries.append((query.group_id, query.topics))
         self._results.append({})
@@ -176,19 +178,21 @@ class _Fetch:
         names: Iterable[str] = offsets
         if queries is None:
             self._fully_copied[group_id] = None
-        elif len(queries) <= len(offsets):
+        elif len(queries) <= len(offsets):  # otherwise it is cheaper to copy all topics of the group
             names = (topic.name for topic in queries)
         for name in names:
             if name in offsets and name not in copied:
                 copied[name] = dict(offsets[name])
         if self._require_stable:
             for _, name, index in pending:
-                # Without a list of topics, the response has only offsets that were committed before.
+                # If the request asks for all topics, a partition whose only offset is in an open transaction is left
+                # out.
                 if queries is not None or index in copied.get(name, ()):
                     copied.setdefault(name, {})[index] = UNSTABLE
         return copied
 
     def response(self) -> Steps[OffsetFetchResponse]:
+        """Build the response. Every coordinator must have answered."""
         groups = []
         for (group_id, queries), result in zip(self._queries, self._results, strict=True):
             group = OffsetFetchResponseGroup(group_id=group_id)
@@ -201,11 +205,11 @@ class _Fetch:
                     group.topics = yield from self._topics(group_id, queries, result)
             except ApiError as error:
                 group.error_code = error.code
-                if self._version < GROUP_ERROR_VERSION:
+                if self._version < GROUP_ERROR_SINCE:
                     group.topics = yield from _error_topics(queries or [], error.code)
             groups.append(group)
             yield
-        if self._version >= SEVERAL_GROUPS_VERSION:
+        if self._version >= SEVERAL_GROUPS_SINCE:
             return OffsetFetchResponse(groups=groups)
         (group,) = groups
         topics = []
@@ -259,7 +263,7 @@ def _topic_query(image: "MetadataImage", name: str, topic_id: bytes, partitions:
     """Return the query for one topic. A topic that the request identifies by its name need not exist, since the group
     may still have offsets of a deleted topic.
     """
-    if version >= TOPIC_IDS_VERSION:
+    if version >= TOPIC_IDS_SINCE:
         topic = image.topics_by_id.get(TopicId(topic_id))
         if topic is None:
             return TopicQuery("", topic_id, partitions, ErrorCode.UNKNOWN_TOPIC_ID)

@@ -79,6 +79,7 @@ class PeerBrokers:
 
     def process(self, peer: "Peer", data: bytes) -> bytes:
         """Process one message of an identification, and return the response's data. Raises ApiError."""
+        # Every message ends the identity that the peer had before. A challenge can be answered only once.
         claim, peer.claim, peer.broker = peer.claim, None, None
         try:
             message = decode_message(data)
@@ -109,5 +110,5 @@ class PeerBrokers:
         return Challenge(number, receiver_mac).encode()
 
     def _refusal(self, peer: "Peer", reason: str, code: ErrorCode) -> ApiError:
-        logger.info("peer not accepted as a broker peer=%s reason=%s", peer.name, reason)
+        logger.info("identification of a broker refused peer=%s reason=%s", peer.name, reason)
         return ApiError(reason, code)

@@ -88,7 +88,7 @@ def handle(
     deferred_appends: list[_DeferredAppend] = []
     failed_answer: PartitionProduceResponse | None = None
     topics: list[TopicProduceResponse] = []
-    partitions.appending = True
+    partitions.appending = True  # until `wake_fetches`, no fetch is answered, so it gets all records of the request
     try:
         for topic in topic_data:
             answers = []
@@ -133,11 +133,11 @@ def _has_no_repeats(topics: list[TopicProduceData]) -> bool:
     """Return whether the request names each topic and each partition once, as all common clients do."""
     if len(topics) > 1 and len({(topic.name, topic.topic_id): None for topic in topics}) < len(topics):
         return False
-    return all(
-        len(topic.partition_data) < 2
-        or len({data.index: None for data in topic.partition_data}) == len(topic.partition_data)
-        for topic in topics
-    )
+    for topic in topics:
+        partition_data = topic.partition_data
+        if len(partition_data) > 1 and len({data.index: None for data in partition_data}) < len(partition_data):
+            return False
+    return True
 
 
 def handle_wide(
@@ -305,6 +305,7 @@ class _DeferredAppend:
         self.partition = partition
         self.answer = answer
         self.is_appended = False
+        # None if the connection was closed, because another batch of the request failed and the request has acks=0.
         self.acknowledgement: _Acknowledgement | None = None
 
     def complete(self, outcome: "Appended | ApiError") -> None:

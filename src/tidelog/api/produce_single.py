@@ -97,6 +97,7 @@ class ProduceTemplates:
         return prefix_end
 
     def _length_bytes(self, size: int) -> int:
+        """Return the size of the length field before `size` bytes of records: a varint in flexible versions."""
         return max((size + 1).bit_length() + 6, 7) // 7 if self._flexible else _LENGTH.size
 
     def _records(self, frame: memoryview, position: int) -> memoryview | None:

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from tidelog.api.services import RequestContext, Services
 from tidelog.coordinator.transaction_guard import Question
+from tidelog.replication.unverified_batches import Inquiry
 from tidelog.wire.errors import ApiError, ErrorCode, NotEnoughReplicas, error_for
 
 if TYPE_CHECKING:
-    from tidelog.replication.append_queue import Outcome
+    from tidelog.replication.append_queue import OutcomeListener
     from tidelog.replication.partition import Partition
     from tidelog.wire.batches import BatchHeader
 
@@ -34,7 +35,7 @@ def verify_first(
     partition: "Partition",
     batch: memoryview,
     header: "BatchHeader",
-    done: "Outcome",
+    done: "OutcomeListener",
 ) -> bool:
     """Return False if the batch may be appended now. Otherwise return True: the batch is appended when the
     coordinator has confirmed that the partition belongs to the transaction, and `done` is called with the result.
@@ -48,7 +49,6 @@ def verify_first(
     unverified = partition.unverified
     if not unverified.must_wait(header):
         return False
-    partition.check_writable(-1)
     question = Question(
         transactional_id, header.producer_id, header.producer_epoch, (partition.topic, partition.index), adds
     )
@@ -59,7 +59,7 @@ def verify_first(
         except ApiError as error:
             raise _for_producer(error, version) from None
 
-    unverified.add(batch, header, question, ask, done)
+    unverified.add(batch, header, Inquiry(question, ask, has_version_2=adds), done)
     return True
 
 

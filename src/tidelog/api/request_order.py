@@ -29,6 +29,7 @@ def in_request_order(
     for topic in topics:
         parts: list[P] = []
         partitions: Any = topic.partitions
+        # `zip` stops at the end of `partitions`, before it takes another result. So the next topic gets that result.
         for _, result in zip(partitions, remaining_results, strict=False):
             parts.append(make(result))
             yield

@@ -77,9 +77,9 @@ class Services:
         self.producer_ids = producer_ids
         self.fetch_sessions = fetch_sessions
         self.encoded_topics: EncodedTopics[bytes] = EncodedTopics()
-        """For Metadata."""
+        """Stored parts of the responses of Metadata."""
         self.encoded_partitions: EncodedTopics[EncodedPartitions] = EncodedTopics()
-        """For DescribeTopicPartitions."""
+        """Stored parts of the responses of DescribeTopicPartitions."""
         self.followers: Followers | None = None
         """The followers of this broker's partitions. If None, the broker has no followers and refuses fetches of
         followers."""

@@ -8,15 +8,17 @@ from tidelog.api.services import RequestContext, Services
 from tidelog.wire.errors import ApiError, ErrorCode
 from tidelog.wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
-PROTOCOL_REQUIRED_VERSION = 5
+PROTOCOL_REQUIRED_SINCE = 5
+"""The first version whose requests must contain the protocol type and the protocol name."""
 ASSIGNMENTS_MAX = 50_000
-"""Upper bound on the assignments of one request. A group's record has space for far fewer members."""
+"""Upper bound on the assignments of one request. A valid request has one assignment for each member. All members of a
+group are stored in one record, and a record cannot contain so many members."""
 
 
 def handle(
     services: Services, context: RequestContext, request: SyncGroupRequest
 ) -> SyncGroupResponse | Pending[SyncGroupResponse]:
-    if context.api_version >= PROTOCOL_REQUIRED_VERSION and (
+    if context.api_version >= PROTOCOL_REQUIRED_SINCE and (
         request.protocol_type is None or request.protocol_name is None
     ):
         return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)

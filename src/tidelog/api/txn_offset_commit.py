@@ -1,7 +1,7 @@
 """TxnOffsetCommit (key 28), v0-5. v2: leader epoch (KIP-320); v3: the member of the group (KIP-447); v5: transaction
 version 2 (KIP-890).
 
-Commit a group's offsets in a transaction. They count when the transaction is committed.
+Commit a group's offsets in a transaction. The offsets become valid when the transaction is committed.
 """
 
 from typing import TYPE_CHECKING
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 V2_SINCE = 5
 ABORTABLE_SINCE = 4
 """The first version with the error TRANSACTION_ABORTABLE."""
-NAMES_VERSION = 9
+OFFSET_COMMIT_VERSION = 9
 """A version of OffsetCommit whose entries have the same fields as the entries of TxnOffsetCommit: they contain the
 names of topics, not their ids."""
 
@@ -61,7 +61,7 @@ def handle(
         ]
         topics.append(OffsetCommitRequestTopic(name=topic.name, partitions=partitions))
         yield
-    entries = yield from collect(services.metadata.image, topics, NAMES_VERSION)
+    entries = yield from collect(services.metadata.image, topics, OFFSET_COMMIT_VERSION)
     if not entries.offsets:
         return (yield from _response(entries, []))
     if not request.group_id:
@@ -71,8 +71,8 @@ def handle(
         request.member_id,
         request.group_instance_id,
         request.generation_id,
-        -1,
-        NAMES_VERSION,
+        -1,  # no retention time
+        OFFSET_COMMIT_VERSION,
         entries.offsets,
         request.producer_id,
         request.producer_epoch,
@@ -88,7 +88,8 @@ async def _verify(
     """
     try:
         index = services.groups.host.partition_index(commit.group_id)
-        services.groups.host.coordinator(commit.group_id)  # only the group's coordinator may ask
+        # Only the group's coordinator may ask. If this broker is not the coordinator, this call raises the error.
+        services.groups.host.coordinator(commit.group_id)
         partition = services.partitions.get(CONSUMER_OFFSETS, index)
         verification = Verification(partition, commit.producer_id, commit.producer_epoch)
     except ApiError as error:

@@ -118,7 +118,7 @@ class WideFetch(Fetch):
         use the time of `Turns`, not the caller's budget (see `Fetch.wake`).
         """
         if self._pending is None:
-            if not self._is_first_reading:
+            if not self._is_first_reading:  # the fetch has been answered, so nobody reads the partitions again
                 self._moved_partitions = {}
         elif self._moved_partitions and not self._is_rereading:
             self._is_rereading = True

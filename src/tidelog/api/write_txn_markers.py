@@ -9,8 +9,9 @@ from functools import partial
 
 from tidelog.api.pending import Gathering, Pending
 from tidelog.api.services import RequestContext, Services
-from tidelog.coordinator.transaction.records import V2, Partition
-from tidelog.metadata.image import CONSUMER_OFFSETS
+from tidelog.coordinator.decision import Producer
+from tidelog.coordinator.transaction.records import NO_PRODUCER_ID, V2, Partition
+from tidelog.metadata.image import CONSUMER_OFFSETS, TRANSACTION_STATE
 from tidelog.model.steps import Steps
 from tidelog.wire.control_batches import marker_batch
 from tidelog.wire.errors import ApiError, ErrorCode
@@ -24,6 +25,13 @@ from tidelog.wire.messages.write_txn_markers import (
 )
 
 PARTITIONS_PER_STEP = 50
+GROUP_COORDINATOR_CODES = (
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.NOT_COORDINATOR,
+)
+"""Errors of the coordinator of a partition of `__consumer_offsets`. The sender of a marker gets NOT_LEADER_OR_FOLLOWER
+instead, as in Kafka: after this error, administrators' clients send the marker again."""
 _Codes = dict[Partition, ErrorCode]
 
 
@@ -40,6 +48,7 @@ def write_markers(
     partition more than once, the partition gets the marker once.
     """
     answers: Gathering[_Codes] = Gathering(partial(_response, request.markers))
+    epoch_max = _coordinator_epoch_max(services)
     for marker in request.markers:
         partitions: dict[Partition, None] = {}
         codes: Gathering[ErrorCode] = Gathering(partial(_by_partition, partitions))
@@ -47,7 +56,7 @@ def write_markers(
             for position, index in enumerate(topic.partition_indexes):
                 if (topic.name, index) not in partitions:
                     partitions[topic.name, index] = None
-                    _write(services, marker, topic.name, index, codes.reply())
+                    _write(services, marker, epoch_max, topic.name, index, codes.reply())
                 if not position % PARTITIONS_PER_STEP:
                     yield
         answers.add(codes.finish())
@@ -86,29 +95,38 @@ def _response(markers: list[WritableTxnMarker], codes: list[_Codes]) -> Steps[Wr
     return WriteTxnMarkersResponse(markers=results)
 
 
+def _coordinator_epoch_max(services: Services) -> int:
+    """Return the highest leader epoch of all transaction coordinators."""
+    topic = services.metadata.image.topics.get(TRANSACTION_STATE)
+    return 0 if topic is None else max(partition.leader_epoch for partition in topic.partitions)
+
+
 def _write(
-    services: Services, marker: WritableTxnMarker, topic: str, index: int, reply: Callable[[ErrorCode], None]
+    services: Services,
+    marker: WritableTxnMarker,
+    epoch_max: int,
+    topic: str,
+    index: int,
+    reply: Callable[[ErrorCode], None],
 ) -> None:
     """Append the marker to one partition. `reply` is called with the error code when the marker is committed or
     refused.
     """
 
     def settle(error: ApiError | None) -> None:
-        reply(ErrorCode.NONE if error is None else error.code)
+        code = ErrorCode.NONE if error is None else error.code
+        reply(ErrorCode.NOT_LEADER_OR_FOLLOWER if code in GROUP_COORDINATOR_CODES else code)
 
     try:
-        if marker.producer_epoch < 0:
-            raise ApiError(f"a marker has the producer epoch {marker.producer_epoch}", ErrorCode.UNKNOWN_SERVER_ERROR)
+        if marker.producer_epoch < 0 or marker.producer_id == NO_PRODUCER_ID:
+            text = f"a marker has the producer id {marker.producer_id} and the epoch {marker.producer_epoch}"
+            raise ApiError(text, ErrorCode.UNKNOWN_SERVER_ERROR)
         partition = services.partitions.get(topic, index)
         partition.check_writable(-1)
         producers = partition.log.producers
+        producers.check_coordinator_epoch(marker.producer_id, marker.coordinator_epoch, epoch_max)
         if marker.transaction_version >= V2:
             producers.check_epoch_of_v2_marker(marker.producer_id, marker.producer_epoch)
-        else:
-            # The transaction's records have the marker's epoch, or a lower one if the producer was fenced. With
-            # version 2, no verification may be invalidated: the marker's epoch is the epoch of the next transaction,
-            # whose first batches may wait for verification now.
-            producers.invalidate_verifications(marker.producer_id, marker.producer_epoch + 1)
         batch = marker_batch(
             marker.producer_id,
             marker.producer_epoch,
@@ -117,11 +135,15 @@ def _write(
             timestamp=services.runtime.clock.now_ms(),
         )
         if topic == CONSUMER_OFFSETS:
-            services.groups.end_transaction(
-                index, batch, marker.producer_id, is_commit=marker.transaction_result, reply=settle
-            )
-            return
-        appended = partition.append_batch(batch)
-        partition.when_committed(appended.next_offset, settle)
+            producer = Producer(marker.producer_id, marker.producer_epoch)
+            services.groups.end_transaction(index, batch, producer, is_commit=marker.transaction_result, reply=settle)
+        else:
+            appended = partition.append_batch(batch)
+            partition.when_committed(appended.next_offset, settle)
+        if marker.transaction_version < V2:
+            # The transaction's records have the marker's epoch, or a lower one if the producer was fenced. Those with a
+            # lower one were invalidated by the append. With version 2, these are all: the marker's epoch is the epoch
+            # of the next transaction, whose first batches may wait for verification now.
+            producers.invalidate_verifications(marker.producer_id, marker.producer_epoch + 1)
     except ApiError as error:
         settle(error)

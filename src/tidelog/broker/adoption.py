@@ -80,7 +80,7 @@ class Adoption(NamedTuple):
 
     records: list[JournalRecord]
     notices: list[str]
-    """Lines for the broker's log."""
+    """Lines for the broker's log, which writes the word "adopted" before each of them."""
 
 
 def refuse_foreign(disk: Disk, directories: Sequence[str]) -> None:
@@ -129,8 +129,9 @@ def read_identities(disk: Disk, directories: Sequence[str]) -> Identity:
     directories belong to different clusters or nodes.
     """
     cluster_ids: dict[str, str] = {}
-    """Cluster id -> the first directory that has it. The same for node ids."""
+    """Cluster id -> the first directory that has this id."""
     node_ids: dict[int, str] = {}
+    """Node id -> the first directory that has this id."""
     for directory in directories:
         identity = read_identity(disk, directory)
         if identity.cluster_id is not None:
@@ -139,10 +140,10 @@ def read_identities(disk: Disk, directories: Sequence[str]) -> Identity:
             node_ids.setdefault(identity.node_id, directory)
         if len(cluster_ids) > 1:
             (first, first_directory), (other, _) = cluster_ids.items()
-            raise AdoptionError(f"{directory} belongs to cluster {other}, {first_directory} to {first}")
+            raise AdoptionError(f"{directory} belongs to cluster {other}, but {first_directory} to cluster {first}")
         if len(node_ids) > 1:
             (number, first_directory), (other_number, _) = node_ids.items()
-            raise AdoptionError(f"{directory} belongs to node {other_number}, {first_directory} to {number}")
+            raise AdoptionError(f"{directory} belongs to node {other_number}, but {first_directory} to node {number}")
     return Identity(next(iter(cluster_ids), None), next(iter(node_ids), None))
 
 
@@ -224,15 +225,15 @@ def adopt(found: FoundPartitions, config: BrokerConfig, new_id: Callable[[], Top
         records.append(TopicCreated(topic, topic_id, tuple(states), settings))
         notices.append(_notice(topic, topic_id, count, existing, settings))
     if found.ignored_directories:
-        notices.append(f"ignored directories: {', '.join(found.ignored_directories)}")
+        notices.append(f"nothing from these directories: {', '.join(found.ignored_directories)}")
     if records:
         # An earlier journal of this directory may have been deleted. Ids that it contained must not be allocated again,
         # so start at a random id.
         first_id = (1 + int.from_bytes(new_id()[:2], "big")) << PRODUCER_IDS_BITS
         records.append(ProducerIdsAllocated(config.node_id, first_id))
         notices.append(
-            f"{directory} was written by Apache Kafka and now belongs to Tidelog: "
-            "do not start a Kafka broker in it again, since it would not know the changes that Tidelog makes"
+            f"{directory}, which Apache Kafka wrote: do not start a Kafka broker in it again, since Kafka would not "
+            "know the changes that Tidelog makes"
         )
     return Adoption(records, notices)
 

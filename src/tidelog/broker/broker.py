@@ -6,7 +6,7 @@ inspect the data directories (lock, identity, journal, Kafka's partitions) -> bi
       -> partitions (logs, recovery)  -> coordinators (replay of internal topics)
         -> listen
 
-A broker of a cluster acquires its lease before it replays the journal. If the metadata has fencing (`has_fencing`), the
+A broker of a cluster acquires its lease before it replays the journal. If the metadata fences new brokers, the
 broker is registered before it opens partitions, but remains fenced. When it listens, it sends heartbeats, and may lead
 partitions after the controller has unfenced it.
 """
@@ -199,13 +199,14 @@ class BrokerServer:
         cluster_id = services.metadata.image.cluster_id
         write_identity = directories.write_identity
         await self.runtime.tasks.run_blocking(write_identity, cluster_id, self.config.node_id, new_ids)
-        is_fenced_at_first = metadata.has_fencing
+        is_fenced_at_first = metadata.fences_new_brokers
         if is_fenced_at_first:
             await self._register()
         reconciler = services.partitions.reconciler
         await self._make_peers(services, metadata)
         await metadata.subscribe(reconciler.apply, reconciler.change_roles)
         await metadata.subscribe(services.groups.on_image, services.groups.host.change_roles)
+        # The coordinators of transactions only need to know when roles change, not each new image.
         await metadata.subscribe(lambda old, new: None, services.transactions.host.change_roles)
         await metadata.subscribe(self._apply_quotas)
         await services.partitions.start()
@@ -217,7 +218,8 @@ class BrokerServer:
         if not is_fenced_at_first:
             await self._register()
         if self._peers is not None:
-            # Other brokers accept a connection of this broker only after they know its registration.
+            # Other brokers accept a connection of this broker only after they know its registration. The broker epoch
+            # is the registration's position in the journal.
             await metadata.publisher.wait_for(self.broker_epoch + 1)
             self._peers.start()
         self._listen()

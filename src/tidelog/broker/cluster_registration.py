@@ -68,8 +68,9 @@ class ClusterRegistration:
             )
         )
         assert metadata.lifecycle is not None
-        # While no partition is open, synced records remain synced, so the mark may be kept. It is not kept if the
-        # default of `durability` is not fsync, since it would have to be withdrawn as soon as partitions are opened.
+        # The mark says that all acknowledged records are synced. This remains true while no partition is open, so the
+        # last run's mark may be kept. It is not kept if the default of `durability` is not fsync, since it would have
+        # to be withdrawn as soon as partitions are opened.
         keeps_mark = is_synced and not logs_are_open and self._config.get("durability") == "fsync"
         run = LastRun(registration.incarnation, metadata.lifecycle.broker_epoch, self._boot_id, keeps_mark)
         await run_blocking(write_last_run, disk, self._paths, run)

@@ -137,6 +137,7 @@ class ServerConnection:
             return self._listener.buffer
         if self._filled < len(frame):
             return memoryview(frame)[self._filled :]
+        # The buffer of a long frame grows with its bytes (see `received`): the next bytes arrive in the shared buffer.
         return self._listener.buffer[: 4 + _SIZE.unpack_from(frame)[0] - len(frame)]
 
     def received(self, count: int) -> None:
@@ -351,8 +352,8 @@ class ServerConnection:
                 self._reserve(len(unhandled))
 
     def _refuse_size(self, size: int, start: memoryview) -> None:
-        sizes = f"{HEADER_BYTES}..{self._listener.request_bytes_max}, socket.request.max.bytes"
-        self.close(f"frame of {size} bytes is outside {sizes}{other_protocol_hint(start)}")
+        sizes = f"{HEADER_BYTES}..{self._listener.request_bytes_max} (socket.request.max.bytes)"
+        self.close(f"the size of a frame, {size} bytes, is outside {sizes}{other_protocol_hint(start)}")
 
     def _must_wait(self) -> bool:
         waiting = self._waiting
@@ -528,7 +529,8 @@ class ServerConnection:
     def _begin_wide(self, route: Route, context: RequestContext, frame: memoryview, position: int) -> None:
         """Decode, handle and encode a request in steps. Most requests end within the first turn, inside this call."""
         if len(frame) > OTHER_REQUEST_BYTES_MAX and route.api_key != PRODUCE_KEY:
-            self.close(f"{route.name} request of {len(frame)} bytes: only produce may exceed {OTHER_REQUEST_BYTES_MAX}")
+            limit = f"only a produce request may have more than {OTHER_REQUEST_BYTES_MAX} bytes"
+            self.close(f"{route.name} request of {len(frame)} bytes: {limit}")
             return
         slot = Slot(self, route, context)
         slot.pipelined = False  # the next request waits until this request is answered

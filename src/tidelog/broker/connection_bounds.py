@@ -23,6 +23,7 @@ class ConnectionBounds:
         """Connections whose client has disconnected but whose requests are still running, with the bytes of these
         requests."""
         self.frame_bytes = 0
+        """The bytes of the unfinished requests of all connections."""
         budget: int = config.queued_max_request_bytes
         # In Kafka, the default value -1 means no limit. Here it means four times the size of the largest allowed
         # request.
@@ -39,10 +40,10 @@ class ConnectionBounds:
         self._count += 1
         connections_max = self._config.max_connections
         if self._count > connections_max and not is_protected:
-            return f"more than {connections_max} connections, max.connections"
+            return f"there are more than {connections_max} connections (max.connections)"
         host_max = self._host_max(host)
         if host_count > host_max:
-            return f"more than {host_max} connections from one host, max.connections.per.ip"
+            return f"there are more than {host_max} connections from {host} (max.connections.per.ip)"
         return ""
 
     def _host_max(self, host: str) -> int:
@@ -81,7 +82,8 @@ class ConnectionBounds:
         byte_counts[connection] = size
         while self.frame_bytes > self._frame_bytes_max and self._frames:
             oldest = next(iter(self._frames))
-            oldest.close(f"unfinished requests have more than {self._frame_bytes_max} bytes, queued.max.request.bytes")
+            limit = f"{self._frame_bytes_max} bytes (queued.max.request.bytes)"
+            oldest.close(f"the unfinished requests of all connections have more than {limit}")
         return connection.open and connection.is_disconnected == was_disconnected
 
     def release(self, connection: "ServerConnection") -> None:

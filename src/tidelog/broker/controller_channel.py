@@ -74,7 +74,7 @@ class NetworkControllerChannel:
         try:
             answer: Answer[Any] = await self._turns.run(decode_answer(kind, response))
         except (MalformedValue, UnknownValue) as error:
-            logger.error("answer of the controller not decoded request=%s reason=%s", kind.__name__, error)
+            logger.error("answer of the controller cannot be decoded request=%s reason=%s", kind.__name__, error)
             raise AnswerLost(f"the answer cannot be decoded: {error}") from error
         return answer
 

@@ -39,9 +39,7 @@ class BrokerLeases:
         await self.controller()
 
     async def controller(self) -> int | None:
-        """Return the number of the broker that is the controller, or None if there is no controller or the store cannot
-        be reached.
-        """
+        """Return the node id of the controller, or None if there is no controller or the store cannot be reached."""
         store = self._open()
         try:
             lease = await find_lease(store, CONTROLLER_LEASE)
@@ -52,10 +50,10 @@ class BrokerLeases:
             await store.close()
         return None if lease is None else holding_broker(lease)
 
-    async def end(self, number: int, directories: Sequence[str]) -> None:
+    async def end(self, node_id: int, directories: Sequence[str]) -> None:
         """End the leases of the broker's last run in these data directories. The process of this run must have ended.
 
-        The leases of all other processes remain, even of a broker with the same number. This is certain because the
+        The leases of all other processes remain, even of a broker with the same node id. This is certain because the
         field `holder` of a lease contains the id of the run or of the data directory, and each acquisition increments
         the lease's epoch.
         """
@@ -63,15 +61,15 @@ class BrokerLeases:
         try:
             run_blocking, disk = self._runtime.tasks.run_blocking, self._runtime.disk
             run = await run_blocking(read_last_run, disk, directories)
-            holders = {broker_lease(number): run.incarnation}
+            holders = {broker_lease(node_id): run.incarnation}
             for directory in (await run_blocking(directory_ids, disk, directories))[:1]:
-                holders[CONTROLLER_LEASE] = controller_holder(number, uuid_text(directory))
+                holders[CONTROLLER_LEASE] = controller_holder(node_id, uuid_text(directory))
             for lease in await store.held_leases(""):
                 if lease.holder and lease.holder == holders.get(lease.name):
                     await store.release(lease)
-                    logger.info("lease of a dead broker ended name=%s epoch=%d", lease.name, lease.epoch)
+                    logger.info("lease of a dead broker released name=%s epoch=%d", lease.name, lease.epoch)
         except (StoreFailed, StoreUnavailable) as error:
-            logger.warning("leases of a dead broker not ended node=%d reason=%s", number, error)
+            logger.warning("leases of a dead broker not ended node=%d reason=%s", node_id, error)
         finally:
             await store.close()
 

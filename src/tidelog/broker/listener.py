@@ -99,7 +99,9 @@ class Listener:
             connection.close("the broker is stopping")
         await self._wait_until_empty(timeout_s)
         if self._ending:
-            logger.error("requests not completed at stop connections=%d seconds=%g", len(self._ending), timeout_s)
+            logger.error(
+                "at the stop, requests were not completed connections=%d seconds=%g", len(self._ending), timeout_s
+            )
 
     async def _wait_until_empty(self, timeout_s: float) -> None:
         tasks = self._services.runtime.tasks
@@ -193,5 +195,5 @@ class Listener:
         now_s = self._services.runtime.clock.monotonic()
         for connection in list(self._connections):
             if connection.silent_s(now_s) > self._idle_s:
-                connection.close("idle, connections.max.idle.ms")
+                connection.close("the connection was idle for longer than connections.max.idle.ms")
         self._sweeper = self._services.runtime.tasks.call_later(IDLE_SWEEP_S, self._sweep)

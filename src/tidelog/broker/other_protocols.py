@@ -9,6 +9,7 @@ def other_protocol_hint(start: memoryview) -> str:
     Returns "" if these bytes are unknown.
     """
     first_bytes = bytes(start)
+    # HTTP begins with the method: four or more letters (POST, HEAD, DELETE ...), or three letters and a space.
     if first_bytes.isalpha() or first_bytes in (b"GET ", b"PUT "):
         return " (HTTP on the Kafka port?)"
     return " (TLS on a listener without TLS?)" if first_bytes[:2] == TLS_HANDSHAKE else ""

@@ -66,11 +66,12 @@ class Pipelining:
         self._is_turn_scheduled = False
         self._direct_left = DIRECT_PER_TURN
         self._update_share()
+        # Each connection may handle enough requests to send their responses in one call.
         requests_max = max(COMBINE_REQUESTS, REQUESTS_PER_TURN // max(1, len(queue)))
         try:
             for _ in range(len(queue)):  # a connection with further requests is added again
                 queue.popleft().resume_in_turn(requests_max)
-                if self._direct_left <= DIRECT_PER_TURN - REQUESTS_PER_TURN:
+                if self._direct_left <= DIRECT_PER_TURN - REQUESTS_PER_TURN:  # this turn's requests were handled
                     break
         finally:
             if queue:

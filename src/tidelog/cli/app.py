@@ -56,7 +56,7 @@ COMMANDS = {
         "tidelog.cli.pipeline", "Pipelines", "Run PySpark functions between topics, lakes and databases."
     ),
     "bench": CommandEntry("tidelog.cli.bench", "Measuring", "Measure throughput and latency."),
-    "demo": CommandEntry("tidelog.demo.command", "Measuring", "See Tidelog at work on real data."),
+    "demo": CommandEntry("tidelog.demo.command", "Measuring", "Run a demonstration on real data."),
     "completion": CommandEntry("tidelog.cli.completion", "Shell", "Make a shell complete commands and options."),
 }
 
@@ -100,7 +100,7 @@ def tidelog(
         bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """One log that speaks the Kafka protocol.
+    """A message broker that speaks the Kafka protocol.
 
     Start a broker in one terminal; write and read in another:
 

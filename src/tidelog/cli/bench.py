@@ -105,7 +105,7 @@ def consume(
     """Measure how fast records are read.
 
     First a temporary topic is filled with records. With --topic, the command
-    reads existing records of this topic instead, up to the number --records.
+    reads existing records of this topic instead, at most --records of them.
 
     Examples:
 
@@ -265,7 +265,8 @@ def report_latency(result: measure.Latency, json: bool) -> None:
         *((f"End to end, {name}", text) for name, text in percentile_rows(result.latencies_ms)),
     ]
     print_table(measures_table(rows))
-    # On the x axis, 90%, 99%, 99.9% ... have equal distances, because the slowest records matter most.
+    # On the x axis, 90%, 99%, 99.9% ... have equal distances, because the slowest records matter most: x is the number
+    # of nines, for example 2 for 99%. The median is at 0.301, because 1 - 1/10**0.301 is 50%.
     nines = [step / 20 for step in range(1 + 20 * (len(str(len(result.latencies_ms))) - 1))]
     ys = [measure.percentile(result.latencies_ms, 100 - 100 / 10**nine) for nine in nines]
     ticks = [

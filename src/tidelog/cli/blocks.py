@@ -50,7 +50,8 @@ def row_lines(
 ) -> list[BlockLine]:
     """Return the lines of one row, without its names.
 
-    Empty cells are omitted. With `with_empty`, they are included for those columns that a table always shows (`spare`).
+    Empty cells are omitted. With `with_empty`, empty cells of the columns that a table always shows are included. Such
+    a column has a negative `spare`.
     """
     titled_texts = [
         (column.title, name_text(cell))

@@ -173,8 +173,8 @@ def settings_table(settings: "list[BrokerSetting]") -> Table:
 
 
 def origin_text(setting: "BrokerSetting") -> str:
-    """Return the origin of the value. If another setting takes precedence, its name is added. If only the other
-    setting has a value, the text is its name and the value's origin.
+    """Return the origin of the value. If another setting takes precedence, the other setting's name is added. If only
+    the other setting has a value, the text is the other setting's name and the origin of that value.
     """
     if setting.replaced_by is None:
         return setting.origin

@@ -95,7 +95,8 @@ def origin_reasons(setting: BrokerSetting) -> list[str]:
     """Return a phrase that says where the value comes from; an empty list if the setting has its default value."""
     if setting.replaced_by is not None:
         return [
-            f"{setting.replaced_by.name} is used instead, {setting.replaced_by.value} from {setting.replaced_by.origin}"
+            f"{setting.replaced_by.name} is used instead: its value {setting.replaced_by.value} is from"
+            f" {setting.replaced_by.origin}"
         ]
     return [f"its value is from {setting.origin}"] if setting.is_from_start else []
 
@@ -126,13 +127,13 @@ def remedy(target: ChangeTarget, changes: dict[str, str | None], refusal: str) -
     """
     if target.is_all_brokers and ONLY_PER_BROKER in refusal:
         return "; name the broker with --broker N"
-    if "restart" in refusal:
+    if "restart" in refusal:  # the broker's message itself says that a restart is needed
         return ""
     described = broker_settings.describe_settings(target.client, target.address, str(target.number), list(changes))
-    fixed = [setting.name for setting in described if setting.read_only and setting.name in refusal]
-    return (
-        f"; {comma_separated(fixed)} changes at a restart: put it into the broker's configuration file" if fixed else ""
-    )
+    read_only = [setting.name for setting in described if setting.read_only and setting.name in refusal]
+    if not read_only:
+        return ""
+    return f"; {comma_separated(read_only)} changes only at a restart: put it into the broker's configuration file"
 
 
 def warn_of_broker_values(target: ChangeTarget, keys: Iterable[str]) -> None:

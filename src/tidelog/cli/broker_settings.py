@@ -39,7 +39,7 @@ NO_EFFECT = "No effect yet."
 SET_AT_START = " Set at the start by "
 """Words in Tidelog's documentation of a setting. They are followed by the place where the setting was set (file and
 line, environment, or command line). The documentation is used because the protocol has no field for this place."""
-FALLBACKS = {"log.dirs": ("log.dirs", "log.dir"), "advertised.listeners": ("advertised.listeners", "listeners")}
+FALLBACKS = (("log.dirs", "log.dir"), ("advertised.listeners", "listeners"))
 """Groups of settings. In each group, the broker uses the first setting that has a value. Settings that differ only in
 their unit are not listed here: `broker_synonyms` returns them."""
 NEVER_REPLACED = ("log.flush.scheduler.interval.ms", "listeners")
@@ -95,7 +95,9 @@ class BrokerSetting(NamedTuple):
 
     @property
     def is_from_start(self) -> bool:
-        """Whether the broker was started with this value."""
+        """Whether the broker was started with this value. The origin is then START or the place that the broker names,
+        so all other origins are excluded.
+        """
         return self.origin not in (origin(1), origin(2), origin(3), origin(SOURCE_DEFAULT))
 
 
@@ -170,20 +172,21 @@ def precedence_group(name: str) -> tuple[str, ...]:
     """Return the settings that can replace each other, including `name`. The broker uses the first one that has a
     value.
     """
-    return next((names for names in FALLBACKS.values() if name in names), None) or broker_synonyms(name)
+    return next((names for names in FALLBACKS if name in names), None) or broker_synonyms(name)
 
 
-def with_replacement(own: BrokerSetting, settings: Mapping[str, BrokerSetting]) -> BrokerSetting:
+def with_replacement(setting: BrokerSetting, settings: Mapping[str, BrokerSetting]) -> BrokerSetting:
     """Return the setting with the field `replaced_by` filled in, if the broker uses another setting of its precedence
     group. Secrets and NEVER_REPLACED are returned unchanged.
     """
-    if own.sensitive or own.name in NEVER_REPLACED:
-        return own
-    group = precedence_group(own.name)
-    used = next((settings[name] for name in group if name in settings and settings[name].value is not None), own)
-    if used.name == own.name:
-        return own
-    return own._replace(replaced_by=Layer(used.name, used.value, used.origin), layers=own.layers or used.layers)
+    if setting.sensitive or setting.name in NEVER_REPLACED:
+        return setting
+    group = precedence_group(setting.name)
+    used = next((settings[name] for name in group if name in settings and settings[name].value is not None), setting)
+    if used.name == setting.name:
+        return setting
+    replacement = Layer(used.name, used.value, used.origin)
+    return setting._replace(replaced_by=replacement, layers=setting.layers or used.layers)
 
 
 def convert_value(name: str, other: str, value: str | None) -> str | None:

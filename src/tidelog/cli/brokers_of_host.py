@@ -20,8 +20,8 @@ BROKER_DIRECTORY = re.compile(r"broker-([1-9]\d*)")
 REPLICAS_MAX = 3
 """Upper bound on the default number of replicas."""
 MIN_INSYNC_REPLICAS = 2
-"""Default of `min.insync.replicas` if there are more brokers than this. Then a record that was acknowledged with
-acks=all is on at least this many brokers."""
+"""Default of `min.insync.replicas` in a cluster with more brokers than this number. A record that was acknowledged
+with acks=all is then on at least this number of brokers."""
 PORT_MAX = 65535
 
 
@@ -40,7 +40,9 @@ def plan_brokers(config: BrokerConfig, count: int) -> list[BrokerPlan]:
     for name in ("node.id", "broker.id"):
         if name in config.origins:
             origin = config.origins[name]
-            raise ConfigError(f"{name} ({origin}) cannot be used with --brokers, which gives the brokers numbers")
+            raise ConfigError(
+                f"{name} ({origin}) cannot be used with --brokers: the brokers get the numbers 1 to {count}"
+            )
     shared = cluster_defaults(config, count)
     directories = [path.rstrip("/") or "/" for path in config.data_directories]
     if "metadata.store" not in config.origins:
@@ -57,6 +59,7 @@ def plan_brokers(config: BrokerConfig, count: int) -> list[BrokerPlan]:
         }
         if advertised:
             settings["advertised.listeners"] = ",".join(shift_port(text, number - 1) for text in advertised)
+        # Port 0, which means any free port, is not changed.
         endpoints = tuple(
             endpoint._replace(port=endpoint.port and endpoint.port + number - 1) for endpoint in config.endpoints
         )

@@ -227,7 +227,7 @@ def set_partitions(client: "Client", topic: str, count: int) -> None:
         raise code_error(result.error_code, result.error_message, topic)
 
 
-def ask_controller(client: "Client", request: "Message", kind: type[M]) -> M:
+def ask_controller(client: "Client", request: "Message", response_class: type[M]) -> M:
     """Send the request to the broker that the cluster reports as its controller, or to any broker if it reports no
     controller.
 
@@ -239,8 +239,8 @@ def ask_controller(client: "Client", request: "Message", kind: type[M]) -> M:
     addresses = {broker.node_id: Address(broker.host, broker.port) for broker in metadata.brokers}
     address = addresses.get(metadata.controller_id)
     if address is None:
-        return ask_any(client, request, kind)
-    (answer,) = ask(client, [(address, request)], kind)
+        return ask_any(client, request, response_class)
+    (answer,) = ask(client, [(address, request)], response_class)
     return answer
 
 

@@ -82,7 +82,7 @@ def status(
     if json:
         print_json(state_json(state))
     else:
-        print_status(state, every=all_partitions)
+        print_status(state, all_partitions=all_partitions)
     print_notes(state.problems)
     return DEGRADED if is_degraded(state) else 0
 
@@ -192,7 +192,7 @@ def confirm_unclean(partitions: list[PartitionReplicas]) -> None:
     """Ask the user. Raises CommandError if the answer is no, or if stdin is not a terminal."""
     names = ", ".join(map(str, partitions[:10])) + (", ..." if len(partitions) > 10 else "")
     if not sys.stdin.isatty():
-        raise CommandError(f"an unclean election may lose records of {names}; --yes does it without a question")
+        raise CommandError(f"an unclean election may lose records of {names}; to elect leaders anyway, add --yes")
     if not typer.confirm(f"Records of {counted(len(partitions), 'partition')} may be lost ({names}). Elect leaders?"):
         raise CommandError("no leader was elected")
 

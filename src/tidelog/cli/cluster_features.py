@@ -14,7 +14,7 @@ UPGRADE = 1
 METADATA_VERSION = "metadata.version"
 """Every cluster has a feature whose name ends with this: `tidelog.metadata.version`, in Kafka `metadata.version`."""
 ALONE = (
-    "This broker is alone: it does not share its metadata store with others, so it has no levels of a cluster. "
+    "This broker is alone: it does not share its metadata store with others, so it has no tidelog.metadata.version. "
     "To grow it into a cluster, see docs/cluster.md."
 )
 

@@ -43,7 +43,7 @@ class Execution(NamedTuple):
 
 
 def broker_numbers(text: str) -> list[int]:
-    """Split `1,2,3`. Raises UsageError."""
+    """Return the numbers in a text such as `1,2,3`, sorted and without duplicates. Raises UsageError."""
     numbers = [part.strip() for part in text.split(",") if part.strip()]
     if not all(number.isascii() and number.isdigit() for number in numbers):
         raise UsageError(f"--brokers takes the numbers of brokers, for example --brokers 1,2,3, not {text!r}")
@@ -101,7 +101,7 @@ def show_or_execute(client: "Client", moves: Sequence[PlannedMove], execution: E
         added = sum(len(move.adding) for move in moves)
         print(
             f"\n{counted(len(moves), 'partition')} would change, {counted(added, 'replica')} would be copied. "
-            "--execute does it."
+            "To carry this out, add --execute."
         )
         return 0
     if execution.undo:
@@ -120,11 +120,11 @@ def show_or_execute(client: "Client", moves: Sequence[PlannedMove], execution: E
     else:
         print_done(
             execution,
-            f"Started: {counted(len(started), 'partition')}. Watch it: tidelog cluster reassign --watch",
+            f"Started: {counted(len(started), 'partition')}. To watch the moves: tidelog cluster reassign --watch",
             started,
         )
         if execution.throttle is not None and not execution.json:
-            print("The limit of --throttle stays until: tidelog cluster reassign --clear-throttle")
+            print("To remove the limit of --throttle after the moves: tidelog cluster reassign --clear-throttle")
     return 1 if failures else 0
 
 
@@ -263,6 +263,7 @@ def drain(client: "Client", broker: int, execution: Execution, *, only_leaders: 
         return show_or_execute(client, plan_drain(partitions, broker, others, racks_of(registered)), execution)
     moves = lead_elsewhere(partitions, broker)
     code = show_or_execute(client, moves, execution)
+    # A new order of the replicas does not change the leader. An election then makes the first replica the leader.
     led_partitions = {
         (part.topic, part.partition) for part in partitions if part.leader == broker and len(part.replicas) > 1
     } | {(move.topic, move.partition) for move in moves}

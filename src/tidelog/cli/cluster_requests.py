@@ -133,7 +133,7 @@ def _alter_settings(client: "Client", changes: Mapping[tuple[int, str], Mapping[
         request = IncrementalAlterConfigsRequest(resources=[AlterConfigsResource(kind, name, configs)])
         if kind == BROKER_RESOURCE:
             if int(name) not in addresses:
-                continue  # a broker that is down sends and receives no records
+                continue  # a broker that is down needs no throttle: it sends and receives no records
             answers += ask(client, [(broker_address(addresses, int(name)), request)], IncrementalAlterConfigsResponse)
         else:
             answers.append(ask_any(client, request, IncrementalAlterConfigsResponse))

@@ -142,7 +142,8 @@ def _describe_cluster(client: "Client") -> "DescribeClusterResponse":
 
     try:
         return ask_any(client, DescribeClusterRequest(include_fenced_brokers=True), DescribeClusterResponse)
-    except (ClientError, ValueError):  # a broker of Kafka 3 cannot report fenced brokers
+    except (ClientError, ValueError):
+        # A broker of Kafka 3 cannot report fenced brokers: in its version of the API, the request lacks this field.
         return ask_any(client, DescribeClusterRequest(), DescribeClusterResponse)
 
 

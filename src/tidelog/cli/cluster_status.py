@@ -69,7 +69,10 @@ def state_words(part: PartitionReplicas) -> list[str]:
     return words + [MOVING] * (part.move is not None)
 
 
-def print_status(state: ClusterState, *, every: bool) -> None:
+def print_status(state: ClusterState, *, all_partitions: bool) -> None:
+    """Print the brokers, a summary, and the partitions with trouble. Without `all_partitions`, partitions whose only
+    trouble is "led by another" are omitted, and at most SHOWN_PARTITIONS are listed.
+    """
     topics = len({part.topic for part in state.partitions})
     print_heading(
         f"Cluster {state.cluster_id}",
@@ -86,12 +89,12 @@ def print_status(state: ClusterState, *, every: bool) -> None:
     counts = {trouble.key: sum(trouble.applies(part) for part in state.partitions) for trouble in TROUBLES}
     moving = sum(part.move is not None for part in state.partitions)
     print_line(summary_text(counts, moving, state.unread_topics), "red" if is_degraded(state) else "green")
-    partitions = [part for part in state.partitions if state_words(part) or (every and troubles_of(part))]
+    partitions = [part for part in state.partitions if state_words(part) or (all_partitions and troubles_of(part))]
     partitions.sort(key=lambda part: [not trouble.applies(part) for trouble in TROUBLES])
     if partitions:
         print()
-        print_table(trouble_table(partitions if every else partitions[:SHOWN_PARTITIONS]))
-        if len(partitions) > SHOWN_PARTITIONS and not every:
+        print_table(trouble_table(partitions if all_partitions else partitions[:SHOWN_PARTITIONS]))
+        if len(partitions) > SHOWN_PARTITIONS and not all_partitions:
             print(f"... and {counted(len(partitions) - SHOWN_PARTITIONS, 'more partition')}; --all lists them")
 
 
@@ -167,6 +170,7 @@ def bar(number: int, largest: int) -> str:
     if not stdout_is_utf8():
         return "#" * max(1, round(number * BAR_CELLS / largest))
     whole, eighths = divmod(max(1, round(number * BAR_CELLS * 8 / largest)), 8)
+    # U+258F is a block of one eighth, U+2589 a block of seven eighths.
     return "█" * whole + (chr(0x2590 - eighths) if eighths else "")
 
 

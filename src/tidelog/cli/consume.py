@@ -82,9 +82,11 @@ def consume(
     {timestamp_ms} {key} {value} {headers}, and \t and \n and %%.
 
     In a pipe, bytes are printed unchanged; at a terminal, control characters
-    are escaped. With --json, keys and values that are not UTF-8 are base64 in
-    the fields key_base64 and value_base64. Headers have the same fields.
-    produce --json reads this format.
+    are escaped. --json writes keys and values that are not UTF-8 as base64,
+    in the fields key_base64 and value_base64; produce --json reads them.
+
+    Records of aborted transactions are not printed, and none behind an open
+    transaction; with -X isolation.level=read_uncommitted, all are printed.
 
     Without --group nothing is committed, and no other reader is affected.
     The command stops at Ctrl-C, or when the reader of its output exits.
@@ -98,8 +100,7 @@ def consume(
     $ tidelog consume orders --group audit --json | jq .value
     """
     start = start_from(from_beginning, offset, since)
-    has_explicit_start = offset is not None or since is not None
-    check_start(group, has_explicit_start, bool(partition), from_beginning or not until_end)
+    check_start(group, offset is not None or since is not None, bool(partition), from_beginning or not until_end)
     if json and format != "{value}":
         raise UsageError("--json and --format cannot be used together")
     render = to_json if json else format_renderer(format, null_marker)
@@ -216,6 +217,9 @@ def assign(reader: TopicReader, start: Start, wanted: Sequence[int]) -> None:
             raise CommandError(f"topic {name} has no partition {index}: its partitions are 0 to {count - 1}")
     parts = [part for part in topic.partitions if not wanted or part.partition in wanted]
     wanted_topics = [topic._replace(partitions=parts)]
+    all_ends = {}
+    if reader.until_end and reader.committed_only:
+        all_ends = reader.end_offsets(part.partition for part in parts if part.leader >= 0)
     known = cluster.offsets(reader.client, wanted_topics, committed=reader.committed_only)
     offsets = {index: ends for (_, index), ends in known.offsets.items()}
     failures = [failure for place, failure in known.failures.items() if not wanted or place[1] in wanted]
@@ -227,6 +231,7 @@ def assign(reader: TopicReader, start: Start, wanted: Sequence[int]) -> None:
     reader.report_offline(leaderless)
     reader.failures += [str(failure) for failure in failures]
     print_notes(reader.failures)
+    reader.record_open_transactions(all_ends, {index: ends.latest for index, ends in offsets.items()})
     positions = start_offsets(reader.client, name, start, offsets)
     latest = max((ends.latest for ends in offsets.values()), default=0)
     if start.offset is not None and start.offset > latest:

@@ -126,7 +126,7 @@ def show_groups(client: "Client", groups: ListedGroups, json: bool) -> None:
     print_notes(groups.problems + measured.problems)
     offline = warn_of_groups(client, [lag.topic for lag in measured.lags])
     if not listed and not json and GROUPS_TOPIC not in offline:
-        print("No consumer groups yet. One begins with: tidelog consume TOPIC --group NAME", file=sys.stderr)
+        print("No consumer groups yet. To begin one: tidelog consume TOPIC --group NAME", file=sys.stderr)
 
 
 def note(group: "ListedGroup", described: DescribedGroups, failures: Mapping[str, CommandError]) -> str:

@@ -146,9 +146,11 @@ def reset(
         # --shift-by cannot set the omitted partitions, because it needs a committed offset. For other targets, the
         # remedy names every topic of the plan, because --topic excludes the topics that are not named.
         topics = " ".join(f"--topic {name}" for name in dict.fromkeys(name for name, _ in partitions))
-        is_shift = target.shift is not None
-        remedy = "set them with --topic, and another target than --shift-by" if is_shift else f"add {topics}"
-        report_omitted_partitions(omitted, group, remedy if is_shift else f"{remedy} to set them, too")
+        if target.shift is not None:
+            remedy = "set them with --topic, and another target than --shift-by"
+        else:
+            remedy = f"add {topics} to set them, too"
+        report_omitted_partitions(omitted, group, remedy)
 
 
 def copy_offsets(
@@ -514,13 +516,17 @@ def commit(client: "Client", group: str, changes: Iterable[OffsetChange]) -> Non
 
 
 def confirm(question: str, yes: bool, verb: str = "delete") -> None:
-    """Ask the user, unless `yes`. Raises typer.Abort for "no", and UsageError if stdin is not a terminal."""
+    """Ask the user, unless `yes`. For "no", say that nothing was changed, and raise typer.Exit. Raises UsageError if
+    stdin is not a terminal.
+    """
     if yes:
         return
     if not sys.stdin.isatty():
         noun = {"delete": "deletion"}.get(verb, verb)
         raise UsageError(f"the {noun} cannot be confirmed, because stdin is not a terminal: add --yes to {verb}")
-    typer.confirm(question, abort=True)
+    if not typer.confirm(question):
+        print("Nothing was changed.")
+        raise typer.Exit
 
 
 def delete_committed(client: "Client", group: str, partitions: Sequence[TopicAndPartition]) -> list[TopicAndPartition]:

@@ -95,8 +95,8 @@ def all_lags(
     by_topic = {topic.name: topic.partitions for topic in topics.topics}
     # Partitions without a commit are included, because the group has not read their records.
     keys |= dict.fromkeys((g, t, part.partition) for g, t, _ in list(keys) for part in by_topic.get(t, ()))
-    has_leader = {(name, part.partition) for name, parts in by_topic.items() for part in parts if part.leader >= 0}
-    wanted = dict.fromkeys((topic, partition) for _, topic, partition in keys if (topic, partition) in has_leader)
+    with_leader = {(name, part.partition) for name, parts in by_topic.items() for part in parts if part.leader >= 0}
+    wanted = dict.fromkeys((topic, partition) for _, topic, partition in keys if (topic, partition) in with_leader)
     starts, failures = cluster.list_offsets(client, dict.fromkeys(wanted, EARLIEST))
     ends, more_failures = cluster.list_offsets(client, dict.fromkeys(starts, LATEST))
     problems += [*committed.unknown.values()] + [
@@ -106,7 +106,7 @@ def all_lags(
         Lag(*key, committed.offsets.get(key), ends.get(key[1:]), readers.get(key, ""), starts.get(key[1:], 0))
         for key in sorted(keys)
     ]
-    return Lags(lags if ages is None else ages.of(lags), problems, committed.failures)
+    return Lags(lags if ages is None else ages.add_to(lags), problems, committed.failures)
 
 
 class Ages:
@@ -119,8 +119,8 @@ class Ages:
         self._client = client
         self._timestamps: dict[tuple[str, int, int], int | None] = {}
 
-    def of(self, lags: Sequence[Lag]) -> list[Lag]:
-        """Return the lags with `behind_ms`, as far as FETCHES_MAX allows."""
+    def add_to(self, lags: Sequence[Lag]) -> list[Lag]:
+        """Return the lags with `behind_ms`. At most FETCHES_MAX timestamps are fetched; further ages are None."""
         from tidelog.client.errors import ClientError
 
         now_ms = time.time_ns() // 1_000_000
@@ -149,7 +149,7 @@ class Ages:
 
 
 FETCHES_MAX = 500
-"""Upper bound on the fetches of one measurement. The next measurements fetch the missing ages."""
+"""Upper bound on the fetches of one measurement. The next measurements fetch the missing timestamps."""
 
 
 def batch_timestamp_ms(client: "Client", topic: str, partition: int, offset: int) -> int | None:
@@ -258,11 +258,10 @@ def behind_text(behind_ms: int | None) -> str:
     """Return an age as text: with units at a terminal, otherwise in whole seconds; `-` if it is unknown."""
     if behind_ms is None:
         return "-"
-    return (
-        duration_text(behind_ms / 1000 if behind_ms < 10_000 else behind_ms // 1000)
-        if is_terminal()
-        else str(behind_ms // 1000)
-    )
+    if not is_terminal():
+        return str(behind_ms // 1000)
+    # Fractions of a second are shown only for less than 10 seconds.
+    return duration_text(behind_ms / 1000 if behind_ms < 10_000 else behind_ms // 1000)
 
 
 LATE_MS = 60_000

@@ -107,6 +107,7 @@ def watch_lag(source: LagSource, interval_s: float, json: bool, bootstrap: str) 
                     warn_of_hidden_groups(last_offline)
                 print_notes([line for line in current.value.problems if line not in last_problems])
                 last_problems = current.value.problems
+                # The first measurement has no rates: it is compared with an empty measurement.
                 base = previous or current._replace(value=LagSnapshot([], {}, []))
                 progress = rates_between(base.value.lags, current.value.lags, current.at_s - base.at_s)
                 previous = current

@@ -50,7 +50,7 @@ USUAL_VALUES = {
 }
 """Usual values of fields. A line for people omits a field that has its usual value."""
 
-FIELDS_IN_HEAD = ("file", "kind", "position", "crc")
+FIELDS_NOT_LISTED = ("file", "kind", "position", "crc")
 """Fields that a line for people does not list by name. The line begins with position and kind, and a heading above it
 names the file. The CRC is not shown, because `crc_ok=false` is shown if it is wrong."""
 
@@ -293,7 +293,7 @@ def entry_text(entry: "Entry") -> str:
     shown = {
         name: value
         for name, value in entry.items()
-        if name not in FIELDS_IN_HEAD and USUAL_VALUES.get(name, ...) != value
+        if name not in FIELDS_NOT_LISTED and USUAL_VALUES.get(name, ...) != value
     }
     if kind == "record":
         line_start = f"{'':12}  record  "

@@ -326,7 +326,7 @@ def percentile(sorted_values: Sequence[float], percent: float) -> float:
     """
     if not sorted_values:
         raise ValueError("no values")
-    rank = -(-len(sorted_values) * percent // 100)
+    rank = -(-len(sorted_values) * percent // 100)  # rounded up
     return sorted_values[max(int(rank), 1) - 1]
 
 

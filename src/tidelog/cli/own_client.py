@@ -30,34 +30,36 @@ def connected(bootstrap: str) -> "Iterator[Client]":
         yield client
 
 
-def ask_any(client: "Client", request: "Message", kind: type[M]) -> M:
+def ask_any(client: "Client", request: "Message", response_class: type[M]) -> M:
     """Send a request to any broker that can be reached, and return the response."""
     answer = client.ask_any(request, client.deadline())
-    assert isinstance(answer, kind)
+    assert isinstance(answer, response_class)
     return answer
 
 
-def ask(client: "Client", requests: "Sequence[tuple[Address, Message]]", kind: type[M]) -> list[M]:
+def ask(client: "Client", requests: "Sequence[tuple[Address, Message]]", response_class: type[M]) -> list[M]:
     """Return one response for each request, in the order of the requests.
 
     Raises CommandError if a request gets no response.
     """
     answers = []
-    for answer in ask_each(client, requests, kind):
+    for answer in ask_each(client, requests, response_class):
         if isinstance(answer, CommandError):
             raise answer
         answers.append(answer)
     return answers
 
 
-def ask_each(client: "Client", requests: "Sequence[tuple[Address, Message]]", kind: type[M]) -> list[M | CommandError]:
+def ask_each(
+    client: "Client", requests: "Sequence[tuple[Address, Message]]", response_class: type[M]
+) -> list[M | CommandError]:
     """Return one response or error for each request, in the order of the requests."""
     from tidelog.client.operations import Ask, Request
 
     deadline = client.deadline()
     tickets = client.send_all(Ask([Request(address, message) for address, message in requests]), deadline)
     return [
-        answer if isinstance(answer, kind) else CommandError(str(answer))
+        answer if isinstance(answer, response_class) else CommandError(str(answer))
         for answer in client.collect(tickets, deadline)
     ]
 

@@ -63,7 +63,7 @@ Archive = Annotated[
         "--archive",
         metavar="FILE",
         show_default=False,
-        help="Send the packages to the executors: a file of `tidelog pipeline pack`.",
+        help="Archive of packages to send to the executors; `tidelog pipeline pack` writes one.",
     ),
 ]
 MetricsPort = Annotated[
@@ -98,7 +98,7 @@ def pipeline() -> None:
     """
 
 
-def loaded(references: list[str]) -> list[Pipeline]:
+def load_pipelines(references: list[str]) -> list[Pipeline]:
     """Load the pipelines. Raises CommandError, also for two pipelines with one name."""
     pipelines, failures = load_each(references)
     raise_together(failures)
@@ -151,7 +151,7 @@ def needs_brokers(pipeline: Pipeline, *, writes: bool) -> bool:
     )
 
 
-def begin_of(text: str | None) -> str | int | None:
+def parse_begin(text: str | None) -> str | int | None:
     """Parse --from. Raises UsageError."""
     if text is None or text in ("earliest", "latest"):
         return text
@@ -180,8 +180,9 @@ def run_command(
 
     A pipeline continues where it ended; its checkpoints are in the state
     directory. --from applies to pipelines that have no state yet. A pipeline
-    that fails is started again after a pause; the others continue. Ctrl-C
-    and SIGTERM end the running micro-batches first; a second one stops now.
+    that fails is started again after a pause; the others continue. After
+    Ctrl-C or SIGTERM, the running micro-batches end before the command ends;
+    after a second signal, the command ends at once.
 
     Examples:
 
@@ -193,9 +194,9 @@ def run_command(
 
     if archive is not None and not archive.is_file():
         raise UsageError(f"--archive {archive}: there is no such file; write it with `tidelog pipeline pack {archive}`")
-    pipelines = loaded(references)
+    pipelines = load_pipelines(references)
     addresses = servers(bootstrap)
-    first = begin_of(begin)
+    first = parse_begin(begin)
     if any(needs_brokers(each, writes=True) for each in pipelines):
         check_reachable(bootstrap)
     states = [PipelineState(state, each.name) for each in pipelines]
@@ -305,6 +306,7 @@ def status_command(state: StateOption = DEFAULT_STATE, json: AsJson = False) -> 
     if not statuses:
         print(f"No pipeline has run with the state directory {state}.", file=sys.stderr)
         return
+    # Unlike the table that is redrawn, this one may be high.
     print_table(status_table(statuses)._replace(json=True, shorten=False))
     print_notes([*error_lines(statuses), *problems])
 
@@ -321,14 +323,14 @@ def replay_command(
     """Let the next run process a pipeline's data again, from a time on.
 
     The checkpoint is removed, and with it the state of aggregations and
-    joins. What the sinks contain remains: rows of a topic or an appending
-    sink are written once more.
+    joins. The rows in the sinks remain: a topic or an appending sink gets
+    the same rows again.
 
     Examples:
 
     $ tidelog pipeline replay sales --from "2 hours ago"
     """
-    first = begin_of(begin)
+    first = parse_begin(begin)
     pipeline_state = existing_state(state, name)
     confirm(f"Remove the checkpoint of {name}, and let the next run begin at {begin}?", yes)
     as_command(begin_again, pipeline_state, first)
@@ -339,7 +341,7 @@ def replay_command(
 def reset_command(name: Name, state: StateOption = DEFAULT_STATE, yes: Yes = False) -> None:
     """Remove a pipeline's checkpoint. The next run begins as declared.
 
-    What the sinks contain remains.
+    The rows in the sinks remain.
 
     Examples:
 
@@ -369,7 +371,8 @@ def existing_state(base: Path, name: str) -> PipelineState:
     if not state.exists:
         names = ", ".join(each.pipeline for each in stored_pipelines(base)) or "none"
         raise CommandError(
-            f"no pipeline {name} has a state in {base} (there: {names}); --state names another directory"
+            f"pipeline {name} has no state in {base} (pipelines with a state there: {names}); --state names another"
+            " directory"
         )
     return state
 
@@ -378,7 +381,9 @@ def confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError("this cannot be confirmed, because stdin is not a terminal: add --yes")
+        raise UsageError(
+            "the removal of the checkpoint cannot be confirmed, because stdin is not a terminal: add --yes"
+        )
     typer.confirm(question, abort=True)
 
 
@@ -395,8 +400,8 @@ def dry_run_command(
 ) -> None:
     """Run a pipeline on a sample and print its result. Nothing is written.
 
-    The sample is read as a batch, so the result of an aggregation is that of
-    all its rows.
+    The sample is read as a batch, so an aggregation has one result for all
+    rows of the sample.
 
     Examples:
 
@@ -405,12 +410,12 @@ def dry_run_command(
     """
     from tidelog.cli.pipeline_dry_run import dry_run
 
-    pipelines = loaded([reference])
+    pipelines = load_pipelines([reference])
     if len(pipelines) > 1:
         names = ", ".join(each.name for each in pipelines)
         raise UsageError(f"{reference} has several pipelines ({names}): name one, as {reference}:{pipelines[0].name}")
     addresses = servers(bootstrap)
-    first = begin_of(begin)
+    first = parse_begin(begin)
     if needs_brokers(pipelines[0], writes=False):
         check_reachable(bootstrap)
     spark_settings = key_values(settings, "--set", "spark.driver.memory=2g")
@@ -422,7 +427,7 @@ def new_command(
     name: Name,
     directory: Annotated[Path, typer.Option("--directory", metavar="DIR", help="Where to write NAME.py.")] = Path(),
 ) -> None:
-    """Write a Python file with a pipeline that runs as it is.
+    """Write a Python file with a pipeline that runs without any change.
 
     Examples:
 

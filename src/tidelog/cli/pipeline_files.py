@@ -34,7 +34,7 @@ from tidelog.pipelines import json, pipeline, topic
     trigger="5 seconds",
     # "update" writes the totals that have changed. "append" writes rows that never change again.
     output_mode="update",
-    # Records that cannot be parsed go here. Without this line, such a record stops the pipeline.
+    # Records that cannot be parsed are written to this topic. Without this line, such a record stops the pipeline.
     dead_letters="{topic}-dead",
 )
 def {function}(sales: DataFrame) -> DataFrame:
@@ -95,7 +95,7 @@ def canonical(name: str) -> str:
 def add_package(archive: tarfile.TarFile, name: str) -> bool:
     """Add the files of an installed package. Return whether it is installed."""
     if name == "tidelog":
-        # The directories, not the list of installed files: an editable installation has no such list.
+        # The directories are searched, because an editable installation has no list of its installed files.
         for own in OWN_PACKAGES:
             spec = importlib.util.find_spec(own)
             assert spec is not None

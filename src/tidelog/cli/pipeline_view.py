@@ -194,4 +194,5 @@ def status_table(statuses: Sequence[PipelineStatus]) -> Table:
 
 
 def behind_s(lag_ms: int) -> float:
+    """Convert to seconds. Fractions of a second remain only for less than 10 seconds."""
     return lag_ms / 1000 if lag_ms < 10_000 else lag_ms // 1000

@@ -418,8 +418,8 @@ class Writer:
             if self.interrupts():
                 # A user who saw the message that no broker answers, or who pressed Ctrl-C again, does not want to
                 # wait longer.
-                patience = 0 if self.outage.all_brokers_down or self.interrupts.count > 1 else INTERRUPT_GRACE_S
-                deadline = min(deadline or float("inf"), time.monotonic() + patience)
+                grace_s = 0 if self.outage.all_brokers_down or self.interrupts.count > 1 else INTERRUPT_GRACE_S
+                deadline = min(deadline or float("inf"), time.monotonic() + grace_s)
                 if time.monotonic() >= deadline:
                     break
             self.report_trouble()

@@ -132,7 +132,7 @@ def set_quotas(
 ) -> None:
     """Set quotas of a user, a client id, a user's client id, or an address.
 
-    A value may end in KiB, MiB or GiB. It takes effect at once, also for
+    A value may end in KiB, MiB or GiB. It takes effect at once, even for
     clients that are already connected.
 
     Examples:

@@ -8,7 +8,7 @@ fetch records.
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tidelog.cli import cluster, offline
@@ -16,11 +16,13 @@ from tidelog.cli.connection import NO_BROKER, ConnectionOptions, client_error, k
 from tidelog.cli.errors import CommandError
 from tidelog.cli.interrupts import Interrupts
 from tidelog.cli.records import IncomingRecord
+from tidelog.cli.tables import name_text, print_notes, ranges
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, TopicPartition
 
     from tidelog.client.blocking import Client
+    from tidelog.client.each import Failure, Results
     from tidelog.client.reader import Chunk, Skipped, Stopped
 
 FETCH_WAIT_S = 0.1
@@ -34,6 +36,8 @@ offline."""
 JOINING_NOTICE_S = 0.5
 """After this many seconds without an assignment from the group, a message on the terminal says that the command waits
 for it."""
+UNSTABLE_RETRY_S = 0.5
+"""Pause, in seconds, before the committed offsets are requested again that an open transaction may change."""
 FETCH_BYTES_MAX = 16 << 20
 """Upper bound on the bytes of records in a fetch response."""
 PARTITION_BYTES_MAX = 1 << 20
@@ -72,6 +76,9 @@ class TopicReader:
         self.until_end = until_end
         self.pending_ends: dict[int, int] = {}
         """End offset (exclusive) of each partition that has not been read to its end. Only used with `until_end`."""
+        self.waiting_from: dict[int, int] = {}
+        """The last stable offset of each partition with an open transaction whose records, and all records after them,
+        are not printed. Only used with `until_end`."""
         self.committed_only = connection.settings.get("isolation.level", "read_committed") == "read_committed"
         limits = FetchLimits(
             round(FETCH_WAIT_S * 1000),
@@ -89,6 +96,7 @@ class TopicReader:
         self.offline_checked_s = 0.0
         self.outage_reported = False
         self.hint = f"Waiting for new records in {topic}; Ctrl-C stops."
+        # Without a terminal, the hint is never shown.
         self.hint_shown = not (sys.stderr.isatty() and sys.stdout.isatty())
 
     def join(self, group: str, reset: str) -> None:
@@ -100,7 +108,9 @@ class TopicReader:
         if coordinator_failure := offline.coordinator_failure(self.client, group):
             raise coordinator_failure
         self.report_offline(offline_partitions.get(self.topic, []))
-        self.member = GroupMember(self.connection, self.client, group, self.topic, reset)
+        self.member = GroupMember(
+            self.connection, self.client, group, self.topic, reset, committed_only=self.committed_only
+        )
 
     def report_offline(self, offline_partitions: Sequence[int]) -> None:
         """Warn once about each offline partition, and no longer wait until it is read to its end."""
@@ -123,13 +133,55 @@ class TopicReader:
             self.step(interrupted, time.monotonic() - started_s)
         if self.until_end and self.offline_by_topic and self.remaining_records != 0:
             self.failures.append(f"{offline.partitions_text(self.offline_by_topic)} could not be read to the end")
+        if self.remaining_records != 0:
+            print_notes(self.open_transaction_notes(self.waiting_from))
         if self.failures:
             raise CommandError("; ".join(self.failures))
+
+    def end_offsets(self, partitions: Iterable[int]) -> dict[int, int]:
+        """Return the offset after the last record of each partition that has a leader, with the records of open
+        transactions. Partitions whose offset cannot be listed are omitted.
+        """
+        from tidelog.client.operations import LATEST
+
+        ends, _ = cluster.list_offsets(self.client, {(self.topic, number): LATEST for number in partitions})
+        return {number: end for (_, number), end in ends.items()}
+
+    def record_open_transactions(self, all_ends: Mapping[int, int], stable_ends: Mapping[int, int]) -> None:
+        """Remember the partitions in which a transaction is open, for a note at the end.
+
+        `all_ends` must be listed before `stable_ends`, the last stable offsets: then a larger offset in `all_ends` is
+        always due to an open transaction, and never to records that were written between the two requests.
+        """
+        self.waiting_from |= {
+            number: stable_ends[number]
+            for number, end in all_ends.items()
+            if number in stable_ends and stable_ends[number] < end
+        }
+
+    def open_transaction_notes(self, waiting_from: Mapping[int, int]) -> list[str]:
+        """Return a note that says why the last records of these partitions are not printed; none if there are no
+        partitions.
+        """
+        if not waiting_from:
+            return []
+        numbers = ranges(list(waiting_from))
+        if len(waiting_from) == 1:
+            hidden = f"offset {next(iter(waiting_from.values()))} and later offsets of partition {numbers} are"
+        else:
+            hidden = f"the last offsets of partitions {numbers} are"
+        return [
+            f"{hidden} not shown, because a transaction is open there. tidelog transaction describe-producers --topic"
+            f" {name_text(self.topic)}:{numbers} --open shows its producer; with -X isolation.level=read_uncommitted,"
+            " consume shows the records."
+        ]
 
     def is_finished(self) -> bool:
         if self.remaining_records == 0:
             return True
         if self.member is not None:
+            if self.member.unresolved:
+                return False
             all_stopped = bool(self.member.seen) and not self.reader.positions
             return all_stopped or (self.until_end and self.member.assigned and not self.pending_ends)
         return not self.reader.positions or (self.until_end and not self.pending_ends)
@@ -237,6 +289,26 @@ class TopicReader:
         elif not self.hint_shown and seconds > HINT_AFTER_S:
             self.hint_shown = True
             print(self.hint, file=sys.stderr)
+            if self.committed_only and not self.reader.unreachable():
+                self.report_open_transactions()
+
+    def report_open_transactions(self) -> None:
+        """Print a note if the command has reached an open transaction, and waits for its end."""
+        from tidelog.client.operations import LATEST
+
+        positions = {tp.partition: position for tp, position in self.reader.positions.items()}
+        try:
+            with one_line_errors():
+                all_ends = self.end_offsets(positions)
+                behind = {(self.topic, number): LATEST for number, end in all_ends.items() if positions[number] < end}
+                stable_ends, _ = cluster.list_offsets(self.client, behind, committed=True)
+        except CommandError:
+            return  # `report_outage` reports brokers that cannot be reached, and reading continues
+        print_notes(
+            self.open_transaction_notes(
+                {number: end for (_, number), end in stable_ends.items() if end <= positions[number] < all_ends[number]}
+            )
+        )
 
     def follow_assignment(self, member: "GroupMember") -> None:
         """Read exactly the partitions that the group has assigned to this member."""
@@ -249,7 +321,7 @@ class TopicReader:
             self.pending_ends.pop(tp.partition, None)
         new = [tp for tp in assigned if tp not in self.reader.positions and tp.partition not in member.seen]
         if not new:
-            if member.assigned and not member.starts and self.member is not None:
+            if member.assigned and not member.starts and not member.unresolved:
                 self.hint = f"Group {member.group} has a member for every partition; waiting for one to leave."
             return
         for tp in new:
@@ -258,16 +330,19 @@ class TopicReader:
         if self.until_end:
             from tidelog.client.operations import LATEST
 
+            all_ends = self.end_offsets([tp.partition for tp in new]) if self.committed_only else {}
             keys = [(tp.topic, tp.partition) for tp in new]
             ends, failures = cluster.list_offsets(
                 self.client, dict.fromkeys(keys, LATEST), committed=self.committed_only
             )
+            self.record_open_transactions(all_ends, {number: end for (_, number), end in ends.items()})
             for (_, number), end in ends.items():
                 if (
                     number not in self.offline_by_topic.get(self.topic, ())
                     and assigned[TopicPartition(self.topic, number)] < end
                 ):
                     self.pending_ends[number] = end
+            # Offline partitions fail here, too, but `run` reports them.
             self.failures += [f"{failure}" for failure in failures.values() if not self.offline_by_topic]
 
     def close(self) -> None:
@@ -281,7 +356,17 @@ class GroupMember:
     process reads, and commits the offsets.
     """
 
-    def __init__(self, connection: ConnectionOptions, client: "Client", group: str, topic: str, reset: str) -> None:
+    def __init__(
+        self,
+        connection: ConnectionOptions,
+        client: "Client",
+        group: str,
+        topic: str,
+        reset: str,
+        *,
+        committed_only: bool,
+    ) -> None:
+        """`committed_only` says whether an open transaction with offsets of the group is waited for."""
         self.client = client
         self.group = group
         self.topic = topic
@@ -290,9 +375,14 @@ class GroupMember:
         """Whether the group has sent an assignment, even an empty assignment."""
         self.starts: dict[int, int] = {}
         """The offset where reading starts, by assigned partition."""
+        self.unresolved: list[int] = []
+        """Assigned partitions whose start is not known yet."""
+        self._committed_only = committed_only
+        self._resolve_at_s = 0.0
+        self._transaction_reported = False
         self.seen: set[int] = set()
         """Assigned partitions that are being read, or were read until they failed."""
-        self._joining_reported = not sys.stderr.isatty()
+        self._joining_reported = not sys.stderr.isatty()  # without a terminal, joining is never reported
         settings: dict[str, Any] = {
             "group.id": group,
             "enable.auto.commit": True,
@@ -313,42 +403,69 @@ class GroupMember:
         if error is not None and not error.retriable() and error.code() not in temporary_codes:
             topic_is_unknown = error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
             raise kafka_error(error, f"topic {self.topic}" if topic_is_unknown else f"group {self.group}")
+        if self.unresolved and time.monotonic() >= self._resolve_at_s:
+            self._resolve()
+            self._resolve_at_s = time.monotonic() + UNSTABLE_RETRY_S
 
     def _on_assign(self, consumer: "Consumer", partitions: "list[TopicPartition]") -> None:
         self.assigned = True
-        self.starts |= self._starts([part.partition for part in partitions if part.topic == self.topic])
+        self.unresolved += [part.partition for part in partitions if part.topic == self.topic]
+        self._resolve_at_s = 0.0
 
     def _on_revoke(self, consumer: "Consumer", partitions: "list[TopicPartition]") -> None:
         for part in partitions:
             self.starts.pop(part.partition, None)
             self.seen.discard(part.partition)
+            if part.topic == self.topic and part.partition in self.unresolved:
+                self.unresolved.remove(part.partition)
 
-    def _starts(self, partitions: list[int]) -> dict[int, int]:
-        """Return the offset where reading begins in each partition.
+    def _resolve(self) -> None:
+        """Find the offset where reading begins, for each partition in `unresolved`.
 
-        This is the committed offset. If no offset is committed, or if it cannot be read, the reset policy selects
-        the earliest or the latest offset. Partitions whose offsets cannot be listed are reported and omitted.
+        This is the committed offset. If no offset is committed, the reset policy selects the earliest or the latest
+        offset. Partitions whose offsets cannot be listed are reported and omitted. A partition stays in `unresolved`
+        while a transaction with its offset is open: when this transaction is committed, its offset is the committed
+        one. Raises CommandError if a committed offset cannot be read for another reason.
         """
         from tidelog.client.operations import EARLIEST, LATEST
         from tidelog.model.ids import TopicPartition
+        from tidelog.wire.errors import ApiError, ErrorCode
 
-        if not partitions:
-            return {}
         with one_line_errors():
-            committed = self.client.committed_offsets([self.group])[self.group]
+            committed: Results[TopicPartition, int] | Failure
+            if self._committed_only:
+                committed = self.client.stable_offsets(self.group, self.topic, self.unresolved)
+            else:
+                committed = self.client.committed_offsets([self.group])[self.group]
             if isinstance(committed, Exception):
                 raise client_error(committed, f"group {self.group}")
-            committed_offsets: dict[int, int] = {}
-            for partition in partitions:
-                offset = committed.get(TopicPartition(self.topic, partition))
-                if isinstance(offset, int):
-                    committed_offsets[partition] = offset
-            uncommitted = [(self.topic, partition) for partition in partitions if partition not in committed_offsets]
+            unstable: list[int] = []
+            uncommitted: list[tuple[str, int]] = []
+            for number in self.unresolved:
+                offset = committed.get(TopicPartition(self.topic, number))
+                if offset is None:
+                    uncommitted.append((self.topic, number))
+                elif isinstance(offset, int):
+                    self.starts[number] = offset
+                elif isinstance(offset, ApiError) and offset.code == ErrorCode.UNSTABLE_OFFSET_COMMIT:
+                    unstable.append(number)
+                else:
+                    raise client_error(offset, f"group {self.group}, topic {self.topic}, partition {number}")
             timestamp = EARLIEST if self.reset in ("earliest", "smallest", "beginning") else LATEST
             offsets, failures = cluster.list_offsets(self.client, dict.fromkeys(uncommitted, timestamp))
-        for failure in failures.values():
-            print(f"Note: {failure}", file=sys.stderr)
-        return committed_offsets | {partition: offset for (_, partition), offset in offsets.items()}
+        print_notes([str(failure) for failure in failures.values()])
+        self.starts |= {number: offset for (_, number), offset in offsets.items()}
+        self.unresolved = unstable
+        if unstable and not self._transaction_reported:
+            self._transaction_reported = True
+            partitions = "partition" if len(unstable) == 1 else "partitions"
+            print_notes(
+                [
+                    f"waiting for the end of a transaction with the offset of {partitions} {ranges(unstable)} in group"
+                    f" {name_text(self.group)}. tidelog transaction list --state ongoing shows open transactions;"
+                    " tidelog transaction abort ends one."
+                ]
+            )
 
     def store(self, partition: int, offset: int) -> None:
         """Mark the offsets before `offset` as printed, so that librdkafka commits them."""

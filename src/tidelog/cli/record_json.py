@@ -66,7 +66,7 @@ def parse_json(text: str) -> object:
         document: Any = WHOLE_DECODER.decode(text)
         if not isinstance(document, dict) or not needs_exact_text(document):
             return document  # the fast path for most lines
-    except RepeatedError:
+    except RepeatedError:  # allowed within a key or value, whose exact text is used; `scan_object` refuses all others
         pass
     at = SPACE(text, 0).end()  # type: ignore[union-attr]
     if text[at : at + 1] != "{":

@@ -47,9 +47,9 @@ def security_of(settings: Mapping[str, str]) -> "Security":
 
         files = TlsFiles(**{field: settings[name] for name, field in FILES.items() if name in settings})
         verify = settings.get(VERIFY, "true").lower() != "false"
-        host_name = settings.get(HOST_NAME, "https").lower() != "none"
+        check_host_name = settings.get(HOST_NAME, "https").lower() != "none"
         try:
-            tls = tls_context(files, verify=verify, check_host_name=host_name)
+            tls = tls_context(files, verify=verify, check_host_name=check_host_name)
         except (OSError, ValueError) as error:
             given = ", ".join(
                 f"{name}={settings[name]}" for name in FILES if name.endswith(".location") and name in settings

@@ -131,7 +131,7 @@ async def run_broker(
             # broker has released the resources of the start, because this needs the runtime.
             await cancel_and_wait(start_task)
             if not start_task.cancelled() and start_task.exception() is not None:
-                log.warning("start not undone reason=%s", start_task.exception())
+                log.warning("resources of the start not released reason=%s", start_task.exception())
             return 0
         await start_task
         try:

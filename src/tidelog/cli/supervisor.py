@@ -85,7 +85,7 @@ def supervise(options: Options) -> int:
     if (busy := busy_addresses(plans)) is not None:
         return print_failure(busy)
     if rest := without_plan(numbers, plans):
-        logger.warning("brokers with data not started nodes=%s brokers=%d", ",".join(map(str, rest)), len(plans))
+        logger.warning("brokers with data are not started nodes=%s brokers=%d", ",".join(map(str, rest)), len(plans))
     try:
         for path in config.data_directories:
             Path(path).mkdir(parents=True, exist_ok=True)  # the brokers' shared store will be in it
@@ -237,7 +237,7 @@ class Supervisor:
                 return
             self._reporter.ended(child.plan.number, process.pid, child.exit_code, pause_s)
             await self._leases.end(child.plan.number, child.plan.directories)
-            with suppress(TimeoutError):
+            with suppress(TimeoutError):  # after the whole pause, the broker is started again
                 await asyncio.wait_for(self._stop_requested.wait(), pause_s)
                 return
 
@@ -250,7 +250,7 @@ class Supervisor:
             start_new_session=True,  # a terminal's Ctrl-C and hang-up reach only the supervisor
         )
         child.process = process
-        if self._stopping:
+        if self._stopping:  # `_stop_all` began while the process was created, and did not see it
             send_signal(process, signal.SIGTERM)
         return process
 
@@ -299,7 +299,7 @@ class Supervisor:
             try:
                 await asyncio.wait_for(process.wait(), STOP_S)
             except TimeoutError:
-                logger.error("broker killed, it has not stopped node=%d seconds=%.0f", child.plan.number, STOP_S)
+                logger.error("broker killed because it has not stopped node=%d seconds=%.0f", child.plan.number, STOP_S)
                 send_signal(process, signal.SIGKILL)
 
     def _kill_all(self) -> None:

@@ -4,7 +4,9 @@ import base64
 import json
 import math
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import zip_longest
@@ -212,23 +214,23 @@ def rich_table(table: Table, width: int) -> "Group":
     if footer and not footer[fitted.shown[0]]:
         footer[fitted.shown[0]] = footer[0]  # the label of the totals
 
-    def text(cell: str, cells: int) -> Text:
+    def text(cell: str, column_width: int) -> Text:
         # A Text object shows a name such as [red] unchanged; a str would be read as markup.
-        return Text(shorten(printable(cell), cells) if table.shorten else printable(cell))
+        return Text(shorten(printable(cell), column_width) if table.shorten else printable(cell))
 
-    for index, cells in zip(fitted.shown, fitted.widths, strict=True):
+    for index, column_width in zip(fitted.shown, fitted.widths, strict=True):
         column = table.columns[index]
         drawn.add_column(
             column.title,
             justify="right" if column.right else "left",
             style=column.style,
             overflow="fold",
-            width=cells,
-            footer=text(footer[index], cells) if footer else "",
+            width=column_width,
+            footer=text(footer[index], column_width) if footer else "",
         )
     for row, style in zip_longest(table.rows, table.row_styles, fillvalue=""):
         drawn.add_row(
-            *(text(row[index], cells) for index, cells in zip(fitted.shown, fitted.widths, strict=True)),
+            *(text(row[index], column_width) for index, column_width in zip(fitted.shown, fitted.widths, strict=True)),
             style=str(style) or None,
         )
     parts: list[Text | RichTable] = [*title, *map(line_text, above_lines(table, fitted, width)), drawn]
@@ -238,15 +240,42 @@ def rich_table(table: Table, width: int) -> "Group":
 
 
 def print_heading(line: str, *details: str) -> None:
-    """Print a name, and details about it on the same line."""
+    """Print a name, and details about it on the same line. At a terminal, details that do not fit into the line follow
+    on indented lines; a detail is not broken.
+    """
     if sys.stdout.isatty():
         from rich.text import Text
 
+        screen = console()
+        first, *more = heading_lines(printable(line), list(map(printable, details)), screen.width)
         text = Text(printable(line), style="bold")
-        text.append("  " + "  ".join(map(printable, details)), style="not bold dim")
-        console().print(text, soft_wrap=True)
+        text.append(first[len(printable(line)) :], style="not bold dim")
+        for each in more:
+            text.append(f"\n{each}", style="not bold dim")
+        screen.print(text, soft_wrap=True)
     else:
         print("  ".join(map(printable, (line, *details))))
+
+
+def heading_lines(name: str, details: Sequence[str], width: int) -> list[str]:
+    """Return the lines of a heading. They are at most `width` cells wide, except those with one word that is wider."""
+    from rich.cells import cell_len
+
+    lines = [name]
+    for detail in details:
+        if cell_len(lines[-1]) + len("  ") + cell_len(detail) <= width:
+            lines[-1] += f"  {detail}"
+        else:
+            lines.append(f"  {detail}")
+    return lines
+
+
+def paragraph(text: str) -> str:
+    """Return a text for stderr: at a terminal broken between words into lines that fit, otherwise unchanged."""
+    if not sys.stderr.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def printable(text: str) -> str:

@@ -321,8 +321,8 @@ def report_offline(topics: list[cluster.TopicState], known_offsets: cluster.Know
     )
 
 
-def settings_to_show(client: "Client", topic: str, every: bool) -> list[cluster.Setting]:
-    return [setting for setting in cluster.settings(client, topic) if every or setting.origin != cluster.DEFAULT]
+def settings_to_show(client: "Client", topic: str, all_settings: bool) -> list[cluster.Setting]:
+    return [setting for setting in cluster.settings(client, topic) if all_settings or setting.origin != cluster.DEFAULT]
 
 
 @app.command()

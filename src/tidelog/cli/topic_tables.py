@@ -17,7 +17,7 @@ NO_LIMIT = 2**63 - 1
 def replicas_text(topic: cluster.TopicState) -> str:
     """Return the number of replicas per partition; a range such as 1-3 if partitions differ."""
     counts = sorted({len(part.replicas) for part in topic.partitions})
-    return "-".join(map(str, counts[:1] + counts[1:][-1:]))
+    return "-".join(map(str, counts[:1] + counts[1:][-1:]))  # the smallest number, and the largest if it differs
 
 
 def partitions_table(

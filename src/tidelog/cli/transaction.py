@@ -3,7 +3,7 @@ find-hanging.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -31,6 +31,7 @@ from tidelog.cli.transactions import (
     list_transactions,
     listed_json,
     listing_problems,
+    names_of_producers,
     parse_states,
     partitions_of_topics,
     producer_json,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
-NO_TRANSACTIONS = "No transactional ids yet. One begins with a producer whose transactional.id is set."
+NO_TRANSACTIONS = "No transactional ids yet. A producer creates one if its setting transactional.id is set."
 
 
 @app.callback()
@@ -61,13 +62,17 @@ def transaction() -> None:
 
     A consumer with isolation.level=read_committed waits at the first open
     transaction of a partition. describe-producers shows the producer of this
-    transaction. find-hanging shows the transactions that nobody will end.
+    transaction. abort ends it, for example if the producer has died.
+
+    A transaction hangs if no coordinator knows it. Nobody will ever end it;
+    find-hanging shows such transactions, and the command that ends each.
 
     Examples:
 
     $ tidelog transaction list --state ongoing
     $ tidelog transaction describe payments-1
     $ tidelog transaction describe-producers --topic orders:0 --open
+    $ tidelog transaction abort payments-1
     $ tidelog transaction find-hanging
     """
 
@@ -97,10 +102,14 @@ def list_all(
 ) -> None:
     """List the transactional ids of all brokers.
 
-    The states are empty (no transaction yet), ongoing, prepare-commit and
-    prepare-abort (the end is decided, and its markers are being written),
-    complete-commit and complete-abort. With several filters, a transactional
-    id must satisfy each of them.
+    The states are: empty (no transaction since the producer was started, or
+    since an administrator aborted one), ongoing (a transaction is open),
+    prepare-commit and prepare-abort (the end is decided, and its markers are
+    being written), complete-commit and complete-abort (it has ended), dead
+    (the id is being forgotten).
+
+    With several filters, a transactional id must satisfy each of them; of
+    several states or producer ids, one is enough.
 
     Examples:
 
@@ -135,7 +144,7 @@ def list_all(
         is_incomplete = warn_of_hidden_transactions(cluster_client) or bool(listing.failures)
     if not listing.transactions and not names and not json and not is_incomplete:
         is_filtered = wanted != TransactionFilter([], [])
-        print("No transactional id passes the filters." if is_filtered else NO_TRANSACTIONS, file=sys.stderr)
+        print("No transactional id matches the filters." if is_filtered else NO_TRANSACTIONS, file=sys.stderr)
 
 
 def parse_duration_option(option: str, text: str) -> int:
@@ -214,8 +223,8 @@ def describe_producers(
 
     Start offset is the first offset of the producer's open transaction, or -
     if none is open. Consumers with isolation.level=read_committed wait at
-    the lowest of these offsets. tidelog transaction list --producer-id ID
-    shows the transactional id.
+    the lowest of these offsets. Transactional ID is - for a producer without
+    transactions, and for one that no coordinator knows (see find-hanging).
 
     The leaders of the partitions are asked. With --broker-id, the replicas
     on this broker are asked instead.
@@ -230,26 +239,29 @@ def describe_producers(
     with connect(bootstrap, client).open() as cluster_client:
         partitions, not_found = partitions_of_topics(cluster_client, wanted, broker)
         producers, unread = producers_of(cluster_client, partitions, broker)
+        rows = [
+            (tp, each)
+            for tp, own in sorted(producers.items())
+            for each in own
+            if each.start_offset is not None or not only_open
+        ]
+        names, problems = names_of_producers(cluster_client, [each.producer_id for _, each in rows])
     failures = [*not_found, *unread.values()]
-    rows = [
-        (tp, each)
-        for tp, own in sorted(producers.items())
-        for each in own
-        if each.start_offset is not None or not only_open
-    ]
     if json:
-        print_json([producer_json(tp, each) for tp, each in rows])
+        print_json([producer_json(tp, each) | {"transactional_id": names.get(each.producer_id)} for tp, each in rows])
     elif rows:
-        print_table(producers_table(rows))
+        print_table(producers_table(rows, names))
     elif not failures:
         kind = "No transaction is open" if only_open else "No producer has written with a producer id"
         place = f" on broker {broker}" if broker is not None else ""
         print(f"{kind} in {', '.join(wanted)}{place}.", file=sys.stderr)
     sys.stdout.flush()
+    print_notes(problems)
     raise_together(failures)
 
 
-def producers_table(rows: "Sequence[tuple[TopicPartition, ActiveProducer]]") -> Table:
+def producers_table(rows: "Sequence[tuple[TopicPartition, ActiveProducer]]", names: Mapping[int, str]) -> Table:
+    """Return the table of producers. `names` has their transactional ids by producer id."""
     columns = [
         Column("Topic"),
         Column("Partition", True, spare=-1),
@@ -259,6 +271,7 @@ def producers_table(rows: "Sequence[tuple[TopicPartition, ActiveProducer]]") -> 
         Column("Last write", spare=2),
         Column("Coordinator epoch", True, spare=4),
         Column("Start offset", True, style="yellow", spare=-1),
+        Column("Transactional ID"),
     ]
     cells = [
         (
@@ -270,6 +283,7 @@ def producers_table(rows: "Sequence[tuple[TopicPartition, ActiveProducer]]") -> 
             time_text(each.last_timestamp_ms),
             str(each.coordinator_epoch),
             "-" if each.start_offset is None else str(each.start_offset),
+            name_text(names[each.producer_id]) if each.producer_id in names else "-",
         )
         for tp, each in rows
     ]

@@ -11,7 +11,17 @@ from tidelog.cli.errors import CommandError, UsageError, raise_together
 from tidelog.cli.group_offsets import Yes, confirm
 from tidelog.cli.groups import parse_group_names, partition_list_text, state_text
 from tidelog.cli.offset_plan import topics_and_partitions
-from tidelog.cli.tables import Column, Table, name_text, print_json, print_notes, print_table, printable
+from tidelog.cli.tables import (
+    Column,
+    Table,
+    counted,
+    name_text,
+    paragraph,
+    print_json,
+    print_notes,
+    print_table,
+    printable,
+)
 from tidelog.cli.transactions import (
     HangingTransactions,
     OpenTransaction,
@@ -35,7 +45,7 @@ Topics = Annotated[
     typer.Option(
         "--topic",
         "-t",
-        metavar="TOPIC[:PARTITIONS]",
+        metavar="TOPIC[:NUMBERS]",
         show_default=False,
         help="Only these partitions, e.g. orders:0,3-5; repeatable.",
     ),
@@ -92,14 +102,17 @@ def find_hanging_transactions(
         partitions, not_found = partitions_of_topics(cluster_client, wanted, broker)
         found = find_hanging(cluster_client, partitions, broker, timeout_max_ms)
     failures = [*not_found, *found.failures.values()]
-    show_hanging(found, failures, json=json)
+    show_hanging(found, failures, max_transaction_timeout, json=json)
     if wanted:
         raise_together(failures)
 
 
-def show_hanging(found: HangingTransactions, failures: Sequence[CommandError], *, json: bool) -> None:
+def show_hanging(
+    found: HangingTransactions, failures: Sequence[CommandError], max_transaction_timeout: str, *, json: bool
+) -> None:
     """Print the hanging transactions, notes about what could not be decided, and the command that ends the first
-    hanging transaction. `failures` are those of topics and partitions that could not be searched.
+    hanging transaction. If none hangs, say which transactions are open nevertheless. `failures` are those of topics
+    and partitions that could not be searched.
     """
     if json:
         print_json(
@@ -143,7 +156,24 @@ def show_hanging(found: HangingTransactions, failures: Sequence[CommandError], *
             file=sys.stderr,
         )
     elif not found.problems and not failures:
-        print("No transaction hangs.", file=sys.stderr)
+        print(paragraph(none_hangs_text(found, max_transaction_timeout)), file=sys.stderr)
+
+
+def none_hangs_text(found: HangingTransactions, max_transaction_timeout: str) -> str:
+    sentences = ["No transaction hangs."]
+    if found.open_count > found.young_count:
+        number = found.open_count - found.young_count
+        sentences.append(f"Coordinators will end {counted(number, 'older open transaction')}.")
+    if found.young_count:
+        it = "it" if found.young_count == 1 else "them"
+        sentences.append(
+            f"{counted(found.young_count, 'open transaction')} with a write in the last {max_transaction_timeout}"
+            f" {'was' if found.young_count == 1 else 'were'} not examined; a shorter --max-transaction-timeout"
+            f" examines {it}, too."
+        )
+    if found.open_count:
+        sentences.append("tidelog transaction list --state ongoing shows open transactions.")
+    return " ".join(sentences)
 
 
 def abort(
@@ -163,7 +193,13 @@ def abort(
     ] = None,
     start_offset: Annotated[
         int | None,
-        typer.Option("--start-offset", metavar="OFFSET", min=0, show_default=False, help="Its first offset there."),
+        typer.Option(
+            "--start-offset",
+            metavar="OFFSET",
+            min=0,
+            show_default=False,
+            help="The first offset of the transaction in the partition.",
+        ),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Abort in the partition even if a coordinator can still end it.")
@@ -176,12 +212,13 @@ def abort(
     """Abort an open transaction.
 
     With a transactional id: its coordinator aborts the open transaction in
-    all partitions, and fences the producer. The producer's next request
-    fails, and the application must be started again.
+    all partitions, and fences the producer: the broker refuses the producer's
+    next request, and the application must be started again. If the producer
+    has died, this lets waiting consumers continue at once.
 
     With --topic, --partition and --start-offset: an abort marker is written
     to this partition only. This is for hanging transactions, which no
-    coordinator ends; find-hanging and describe-producers show their offsets.
+    coordinator ends; find-hanging shows all three values.
 
     Consumers with isolation.level=read_committed skip the records of an
     aborted transaction. An abort cannot be undone.
@@ -203,7 +240,15 @@ def abort(
         elif topic is not None and partition is not None and start_offset is not None:
             abort_in_partition(cluster_client, topic, partition, start_offset, force=force, yes=yes)
         else:
-            raise UsageError("a transactional id is missing, or --topic, --partition and --start-offset")
+            raise UsageError(
+                "a transactional id is missing, or --topic, --partition and --start-offset; tidelog transaction list"
+                " --state ongoing and tidelog transaction find-hanging show them"
+            )
+
+
+def print_explanation(*paragraphs: str) -> None:
+    """Print on stderr what an abort will do, broken to the width of the terminal."""
+    print("\n".join(map(paragraph, paragraphs)), file=sys.stderr)
 
 
 def abort_transaction(client: "Client", name: str, yes: bool) -> None:
@@ -222,14 +267,13 @@ def abort_transaction(client: "Client", name: str, yes: bool) -> None:
     if transaction.state != "Ongoing":
         raise CommandError(f"transactional id {name_text(name)} has no open transaction (state {state})")
     age = "" if transaction.started_ms is None else f", open for {duration_text(age_ms(transaction.started_ms) / 1000)}"
-    print(
+    print_explanation(
         f"The transaction of {name_text(name)} (producer {transaction.producer_id},"
         f" epoch {transaction.producer_epoch}{age}) has records or offsets in:"
-        f" {printable(partition_list_text(transaction.partitions))}.\n"
-        "Its coordinator will abort it in all of them: read_committed consumers skip its records, and its offsets\n"
-        "are not committed. The producer is fenced: its next request fails with PRODUCER_FENCED or\n"
-        "INVALID_PRODUCER_EPOCH, and the application must be started again.",
-        file=sys.stderr,
+        f" {printable(partition_list_text(transaction.partitions))}.",
+        "Its coordinator will abort it in all of them: read_committed consumers skip its records, and its offsets"
+        " are not committed. The producer is fenced: its next request fails with PRODUCER_FENCED or"
+        " INVALID_PRODUCER_EPOCH, and the application must be started again.",
     )
     confirm(f"Abort the transaction of {name_text(name)}?", yes, "abort")
     try:
@@ -261,13 +305,11 @@ def abort_in_partition(
     hanging, problems = filter_hanging(client, [candidate])
     if not hanging and not force:
         raise CommandError(not_hanging_text(candidate, problems))
-    print(
+    print_explanation(
         f"Producer {producer.producer_id} (epoch {producer.producer_epoch}) began a transaction at offset"
-        f" {start_offset} of {tp}. "
-        + ("No coordinator has it" if hanging else "A coordinator may still have it")
-        + ".\nAn abort marker will be written to this partition only: read_committed consumers skip the records of\n"
-        "the transaction, and read the records after it. Other partitions of the transaction are not changed.",
-        file=sys.stderr,
+        f" {start_offset} of {tp}. " + ("No coordinator knows it." if hanging else "A coordinator may still know it."),
+        "An abort marker will be written to this partition only: read_committed consumers skip the records of"
+        " the transaction, and read the records after it. Other partitions of the transaction are not changed.",
     )
     confirm(f"Abort this transaction in {tp}?", yes, "abort")
     try:
@@ -283,7 +325,7 @@ def not_hanging_text(candidate: OpenTransaction, problems: list[str]) -> str:
         return f"it is not known whether the transaction hangs; --force aborts it anyway: {'; '.join(problems)}"
     return (
         f"the transaction of producer {candidate.producer.producer_id} in {candidate.partition} does not hang: its"
-        " coordinator has it, and can still commit it in other partitions. Abort it as a whole: tidelog transaction"
+        " coordinator knows it, and can still commit it in other partitions. Abort it as a whole: tidelog transaction"
         f" list --producer-id {candidate.producer.producer_id} shows the TRANSACTIONAL_ID for tidelog transaction abort"
         " TRANSACTIONAL_ID (--force aborts it in this partition only)"
     )

@@ -10,7 +10,7 @@ from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.groups import state_text
 from tidelog.cli.offline import find_offline_partitions, warn
 from tidelog.cli.own_client import broker_address, broker_addresses
-from tidelog.cli.tables import is_terminal, name_text, ranges
+from tidelog.cli.tables import counted, is_terminal, name_text, ranges
 from tidelog.cli.when import duration_text, iso_time
 
 if TYPE_CHECKING:
@@ -61,6 +61,10 @@ class HangingTransactions(NamedTuple):
     """Lines about brokers that did not answer, and about transactions that may or may not hang."""
     failures: "dict[TopicPartition, CommandError]"
     """Partitions whose producers could not be read."""
+    open_count: int
+    """Number of open transactions in the searched partitions, also of those that do not hang."""
+    young_count: int
+    """Number of them that were not examined, because their producers have written within the timeout."""
 
 
 def parse_states(texts: Iterable[str]) -> list[str]:
@@ -187,7 +191,7 @@ def partitions_of_topics(
         if missing:
             failures.append(
                 CommandError(
-                    f"topic {topic.name} has {len(topic.partitions)} partitions:"
+                    f"topic {topic.name} has {counted(len(topic.partitions), 'partition')}:"
                     f" there is no partition {ranges(missing)}"
                 )
             )
@@ -228,15 +232,15 @@ def find_hanging(
     """
     oldest_ms = time.time_ns() // 1_000_000 - timeout_max_ms
     producers, failures = producers_of(client, partitions, broker)
-    candidates = [
-        OpenTransaction(tp, each)
-        for tp, own in producers.items()
-        for each in own
-        if each.start_offset is not None and each.last_timestamp_ms < oldest_ms
+    open_transactions = [
+        OpenTransaction(tp, each) for tp, own in producers.items() for each in own if each.start_offset is not None
     ]
+    candidates = [each for each in open_transactions if each.producer.last_timestamp_ms < oldest_ms]
+    open_count = len({each.producer.producer_id for each in open_transactions})
+    young_count = open_count - len({each.producer.producer_id for each in candidates})
     found, problems = filter_hanging(client, candidates)
     if not found:
-        return HangingTransactions([], problems, failures)
+        return HangingTransactions([], problems, failures, open_count, young_count)
     producers, _ = producers_of(client, list(dict.fromkeys(each.partition for each in found)), broker)
     still_open = {
         (tp, each.producer_id, each.start_offset)
@@ -245,7 +249,24 @@ def find_hanging(
         if each.start_offset is not None
     }
     hanging = [each for each in found if (each.partition, each.producer.producer_id, each.start_offset) in still_open]
-    return HangingTransactions(hanging, problems, failures)
+    return HangingTransactions(hanging, problems, failures, open_count, young_count)
+
+
+def names_of_producers(client: "Client", producer_ids: Iterable[int]) -> tuple[dict[int, str], list[str]]:
+    """Return the transactional ids by producer id, without producers that have none, and a line for each broker that
+    could not be asked.
+    """
+    from tidelog.client.transactions import TransactionFilter
+
+    wanted = list(dict.fromkeys(producer_ids))
+    if not wanted:
+        return {}, []
+    listing = client.list_transactions(TransactionFilter(producer_ids=wanted))
+    problems = [
+        f"broker {_broker_text(client, number)} did not list its transactional ids: {failure}"
+        for number, failure in listing.failures.items()
+    ]
+    return {each.producer_id: each.transactional_id for each in listing.transactions}, problems
 
 
 def filter_hanging(client: "Client", candidates: Sequence[OpenTransaction]) -> tuple[list[OpenTransaction], list[str]]:
@@ -299,10 +320,15 @@ def age_ms(then_ms: int) -> int:
 
 
 def time_text(then_ms: int) -> str:
-    """Return a time for a table: at a terminal `5 s ago`, in a pipe ISO 8601; - for no time."""
+    """Return a time for a table: at a terminal its age in the largest unit (`3 min ago`), in a pipe ISO 8601; - for no
+    time.
+    """
     if then_ms < 0:
         return "-"
-    return f"{duration_text(age_ms(then_ms) // 1000)} ago" if is_terminal() else iso_time(then_ms)
+    if not is_terminal():
+        return iso_time(then_ms)
+    number, unit, *_ = duration_text(age_ms(then_ms) // 1000).split()
+    return f"{number} {unit} ago"
 
 
 def listed_json(listed: "ListedTransaction") -> dict[str, Any]:
@@ -317,7 +343,7 @@ def listed_json(listed: "ListedTransaction") -> dict[str, Any]:
 def transaction_json(transaction: "Transaction") -> dict[str, Any]:
     """Return the transaction as JSON. `started_ms` and `open_for_ms` are null if no transaction is open.
 
-    A broker reports the start of the last transaction also after its end.
+    These fields depend on the state, because a broker still reports the start of a transaction after its end.
     """
     started_ms = transaction.started_ms if transaction.state in OPEN_STATES else None
     return {

@@ -98,12 +98,12 @@ class AsyncLink:
             raise self._connection_error()
         return self._send(self._connection.request(request, version_max))
 
-    async def ask(self, request: Message, kind: type[M], *, version_max: int = NEWEST) -> M:
-        """Send a request and wait for its response, which must be of the class `kind`. Raises the errors of `post`
-        and of its future.
+    async def ask(self, request: Message, response_class: type[M], *, version_max: int = NEWEST) -> M:
+        """Send a request and wait for its response, which must be of the class `response_class`. Raises the errors of
+        `post` and of its future.
         """
         response = await self.post(request, version_max=version_max)
-        assert isinstance(response, kind)
+        assert isinstance(response, response_class)
         return response
 
     def _send(self, pieces: "list[Piece]") -> "asyncio.Future[Any]":

@@ -225,6 +225,10 @@ class Client:
     def committed_offsets(self, group_ids: Sequence[str]) -> Results[str, Results[TopicPartition, int]]:
         return self._run(groups.committed_offsets(self.cluster, self.config.backoff, group_ids))
 
+    def stable_offsets(self, group_id: str, topic: str, partitions: Sequence[int]) -> Results[TopicPartition, int]:
+        """Return the committed offsets of some partitions of a topic. See `groups.stable_offsets`."""
+        return self._run(groups.stable_offsets(self.cluster, self.config.backoff, group_id, topic, partitions))
+
     def commit(self, group_id: str, offsets: Mapping[TopicPartition, int]) -> Results[TopicPartition, int]:
         """Set the committed offsets of a group without members."""
         return self._run(groups.commit(self.cluster, self.config.backoff, group_id, offsets))

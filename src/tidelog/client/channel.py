@@ -1,6 +1,6 @@
-"""A lasting connection to one broker, for followers, forwarded requests and simulated clients.
+"""A channel to one broker, for followers, forwarded requests and simulated clients.
 
-The connection is opened when a request needs it, and opened again after a failure, at growing intervals. Several
+Its connection is opened when a request needs it, and opened again after a failure, at growing intervals. Several
 requests may be in flight at the same time. A channel uses the network of any runtime, so it also works in the
 simulator.
 """
@@ -81,8 +81,10 @@ class Channel:
         self._on_connected = on_connected
         self._link: AsyncLink | None = None
         self._connecting: asyncio.Future[Exception | None] | None = None
-        """The running attempt to connect. Its result is None, or the reason of the failure."""
+        """The future of the running attempt to connect, which all requests share. Its result is None, or the reason of
+        the failure. If the channel is closed during the attempt, the result is None, too."""
         self._attempt: asyncio.Task[None] | None = None
+        """The task that runs the last attempt to connect."""
         self._failures = 0
         """Number of failed attempts and lost connections since the last response."""
         self._retry_at_s = 0.0
@@ -91,9 +93,9 @@ class Channel:
         self._requests = 0
 
     async def ask(
-        self, request: Message, kind: type[M], *, version_max: int = NEWEST, timeout_ms: int | None = None
+        self, request: Message, response_class: type[M], *, version_max: int = NEWEST, timeout_ms: int | None = None
     ) -> M:
-        """Send a request and return its response, which must be of the class `kind`.
+        """Send a request and return its response, which must be of the class `response_class`.
 
         `records` fields of the response are views of the received bytes. `timeout_ms` replaces `request_timeout_ms`.
         If the time passes after the request was sent, the connection is closed, because later responses would arrive
@@ -101,7 +103,8 @@ class Channel:
         BrokenProtocol, and after BrokerUnreachable if its `was_sent` is true, the broker may have executed the request.
         """
         if self._requests >= self._config.requests_max:
-            raise BrokerUnreachable(self.address, f"{self._requests} requests wait for it already", was_sent=False)
+            reason = f"{self._requests} requests to it are already in progress, which is the maximum"
+            raise BrokerUnreachable(self.address, reason, was_sent=False)
         timeout_s = (self._config.request_timeout_ms if timeout_ms is None else timeout_ms) / 1000
         link: AsyncLink | None = None
         was_sent = False
@@ -119,7 +122,7 @@ class Channel:
         finally:
             self._requests -= 1
         self._failures = 0
-        assert isinstance(response, kind)
+        assert isinstance(response, response_class)
         return response
 
     @property

@@ -86,11 +86,13 @@ def ask_coordinator(
     codes: Callable[[M], list[tuple[str, int]]] | None = None,
     version_max: int = NEWEST,
 ) -> Operation[M]:
-    """Send the request to the coordinator of the key, until the response has no retriable error, and return it.
+    """Send the request to the coordinator of the key, and repeat this until a response has no error. Return this
+    response.
 
-    `codes` returns what the errors of a response concern, and their codes. Without it, the response must have an
-    `error_code`. The address of the coordinator is cached, because a producer sends it several requests. Raises
-    ApiError for a final error, which takes precedence over a retriable one.
+    `codes` returns pairs: the item of a response to which an error code belongs, in words, and the error code. Without
+    `codes`, the response must have a field `error_code`. The address of the coordinator is cached, because a producer
+    sends several requests to it. Raises ApiError for an error that is not retriable, even if the response also has
+    retriable errors.
     """
     retries = Retries(cluster, backoff, ())
     concurrent_attempts = 0
@@ -111,12 +113,18 @@ def ask_coordinator(
                 raise min(errors, key=lambda error: error.retriable)
             return answer
         except (ApiError, Unreachable) as error:
-            cluster.coordinators.pop((key_type.code, key), None)
             pause = retries.after(error)
-            if isinstance(error, ApiError) and error.code == ErrorCode.CONCURRENT_TRANSACTIONS:
+            if is_concurrent(error):
                 pause = pause._replace(delay_ms=CONCURRENT_BACKOFF.delay_ms(concurrent_attempts))
                 concurrent_attempts += 1
+            else:
+                cluster.coordinators.pop((key_type.code, key), None)
         yield pause
+
+
+def is_concurrent(failure: object) -> bool:
+    """Return whether the coordinator still ends the last transaction. It does not have to be found again then."""
+    return isinstance(failure, ApiError) and failure.code == ErrorCode.CONCURRENT_TRANSACTIONS
 
 
 def _error_code(answer: Message) -> int:

@@ -3,7 +3,7 @@
 A group id may be any string that a broker sends: empty, with a NUL, or not UTF-8 (see `ClientConnection.answer`).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from tidelog.client.cluster import Address, Cluster
@@ -38,7 +38,12 @@ from tidelog.wire.messages.offset_delete import (
     OffsetDeleteRequestTopic,
     OffsetDeleteResponse,
 )
-from tidelog.wire.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup, OffsetFetchResponse
+from tidelog.wire.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+    OffsetFetchResponse,
+)
 from tidelog.wire.primitives import MalformedMessage
 
 CONSUMER_PROTOCOL = "consumer"
@@ -238,6 +243,38 @@ def committed_offsets(
         )
 
     return (yield from retry_temporary_failures(backoff, groups, attempt))
+
+
+def stable_offsets(
+    cluster: Cluster, backoff: Backoff, group: str, topic: str, partitions: Sequence[int]
+) -> Operation[Results[TopicPartition, int]]:
+    """Return the committed offsets of some partitions of a topic. Partitions without a commit are omitted.
+
+    A partition has the failure UNSTABLE_OFFSET_COMMIT while a transaction with an offset of this partition is open
+    (KIP-447). A broker says this about a partition without an earlier commit only if the request names the partition,
+    which `committed_offsets` does not do. Raises ApiError if the group's coordinator refuses the request.
+    """
+
+    wanted = [OffsetFetchRequestTopics(topic, partition_indexes=list(partitions))]
+
+    def attempt(names: list[str]) -> Operation[Results[str, Results[TopicPartition, int]]]:
+        return (
+            yield from ask_coordinators(
+                names,
+                lambda group_ids: OffsetFetchRequest(
+                    groups=[OffsetFetchRequestGroup(name, topics=wanted) for name in group_ids], require_stable=True
+                ),
+                OffsetFetchResponse,
+                _offsets_by_group,
+                OFFSETS_BY_NAME_MAX,
+            )
+        )
+
+    results = yield from retry_temporary_failures(backoff, [group], attempt)
+    offsets = results[group]
+    if isinstance(offsets, Exception):
+        raise offsets
+    return offsets
 
 
 def _offsets_by_group(answer: OffsetFetchResponse, _: int) -> Results[str, Results[TopicPartition, int]]:

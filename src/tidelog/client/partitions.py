@@ -104,9 +104,9 @@ def complete(
     """Return a result or a failure for every requested partition. Remove the topics of failed partitions from the
     cache.
     """
-    complete = {tp: results.get(tp, error_for(-1, "the answer does not mention the partition")) for tp in requested}
-    cluster.forget({tp.topic: None for tp, result in complete.items() if isinstance(result, Exception)})
-    return complete
+    all_results = {tp: results.get(tp, error_for(-1, "the answer does not mention the partition")) for tp in requested}
+    cluster.forget({tp.topic: None for tp, result in all_results.items() if isinstance(result, Exception)})
+    return all_results
 
 
 def leaders(

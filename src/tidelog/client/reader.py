@@ -131,7 +131,7 @@ class Reader:
         records: list[Record] = []
         events: list[Event] = []
         end_offset = fetched.last_stable_offset if self._limits.isolation == READ_COMMITTED else fetched.high_watermark
-        if end_offset < 0:
+        if end_offset < 0:  # the response has no last stable offset
             end_offset = fetched.high_watermark
         headers, damage = whole_batches(fetched.records, self._check_crcs)
         for header in visible_batches(headers, fetched, self._limits.isolation):

@@ -19,6 +19,7 @@ from tidelog.client.coordinators import (
     KeyType,
     ask_coordinator,
     cached_coordinators,
+    is_concurrent,
 )
 from tidelog.client.each import Results, is_retriable
 from tidelog.client.error_codes import error_name
@@ -62,9 +63,10 @@ ADD_PARTITIONS_MAX = 3
 PRODUCE_MAX = {1: PRODUCE_BY_NAME - 1, 2: NEWEST}
 TXN_OFFSET_COMMIT_MAX = {1: 4, 2: 5}
 END_TXN_MAX = {1: 4, 2: 5}
-"""The last versions of Produce, TxnOffsetCommit and EndTxn, by transaction version. A later request would make the
-broker handle the transaction as one of the later transaction version."""
+"""The last versions of Produce, TxnOffsetCommit and EndTxn, by transaction version. After a request of a later version,
+the broker would handle a transaction of version 1 as one of version 2."""
 OFFSET_FETCH_BY_NAME = 9
+"""The last version of OffsetFetch that identifies topics by name. Later versions use topic ids."""
 
 FENCE_TIMEOUT_MS = 60_000
 """The transaction timeout of a producer that is created only to fence another one. It begins no transaction."""
@@ -242,10 +244,11 @@ def commit_offsets(
 def end_transactions(
     cluster: Cluster, backoff: Backoff, producers: Sequence[TransactionalProducer], *, commit: bool
 ) -> Operation[Results[TransactionalProducer, TransactionalProducer]]:
-    """Commit or abort the transaction of each producer. For each that has ended as requested, now or earlier, return
-    the producer with which its next transaction begins. For each other producer, return its final error.
+    """Commit or abort the transaction of each producer. If the transaction has ended as requested, in this call or
+    earlier, return the producer with which the next transaction begins. Otherwise return the final error.
 
-    Temporary failures are retried until the call times out. Then GaveUp is raised, and some transactions may be open.
+    Temporary failures are retried until the call times out. In this case GaveUp is raised, and some transactions may
+    still be open.
     """
     results: Results[TransactionalProducer, TransactionalProducer] = {}
     remaining = list(dict.fromkeys(producers))
@@ -253,11 +256,12 @@ def end_transactions(
     while remaining:
         failures: list[ApiError | Unreachable] = []
         for first in range(0, len(remaining), END_REQUESTS_MAX):
-            some = remaining[first : first + END_REQUESTS_MAX]
-            for producer, result in (yield from _end_each(cluster, some, commit=commit)).items():
+            chunk = remaining[first : first + END_REQUESTS_MAX]
+            for producer, result in (yield from _end_each(cluster, chunk, commit=commit)).items():
                 if is_retriable(result):
                     failures.append(result)
-                    cluster.coordinators.pop((TRANSACTIONS.code, producer.transactional_id), None)
+                    if not is_concurrent(result):
+                        cluster.coordinators.pop((TRANSACTIONS.code, producer.transactional_id), None)
                 else:
                     results[producer] = result
         remaining = [producer for producer in remaining if producer not in results]
@@ -311,9 +315,10 @@ def abort_leftovers(
     A transactional id whose producer id or epoch has changed is left alone: a newer run uses it. Return None for each
     producer that was fenced, and the final error of each other producer. Raises GaveUp when the call times out.
 
-    With version 2, EndTxn raises the epoch. With version 1 it does not: a process that does not know of the abort could
-    add partitions, and so begin a transaction that nobody ends. Therefore InitProducerId raises the epoch then. It
-    cannot do it alone, because it aborts an open transaction without a comparison of the epoch.
+    With version 2, EndTxn raises the epoch. With version 1, EndTxn does not raise it: a process that does not know of
+    the abort could add partitions, and so begin a transaction that nobody ends. Therefore, with version 1,
+    InitProducerId raises the epoch after EndTxn. InitProducerId alone is not enough, because it aborts an open
+    transaction without comparing the epoch, and so could abort the transaction of a newer run.
     """
     results: Results[TransactionalProducer, None] = {}
     for producer, ended in (yield from end_transactions(cluster, backoff, producers, commit=False)).items():
@@ -332,8 +337,8 @@ def offsets_with_metadata(
 ) -> Operation[dict[TopicPartition, CommittedOffset]]:
     """Return the committed offsets of a group, with their metadata; none if the group does not exist.
 
-    With `require_stable`, if a transaction with offsets of the group is open or ends at present, wait for its end
-    (KIP-447). Without it, return the offsets from before such a transaction.
+    With `require_stable`, if a transaction with offsets of the group is open or is being ended, wait for its end
+    (KIP-447). Without `require_stable`, return the offsets from before such a transaction.
     """
     request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id, topics=None)], require_stable=require_stable)
 
@@ -378,7 +383,7 @@ def _ask_coordinator(
     codes: Callable[[M], list[tuple[str, int]]],
     version_max: int,
 ) -> Operation[M]:
-    """Send a producer's request with `ask_coordinator`. Raises ProducerFenced for the errors that mean this."""
+    """Send a producer's request with `ask_coordinator`. Raises ProducerFenced for the codes in FENCING_CODES."""
     key_type, name = key
     try:
         return (
@@ -391,7 +396,7 @@ def _ask_coordinator(
 
 
 def _explained(error: ApiError, producer: TransactionalProducer) -> ApiError:
-    """Return ProducerFenced for an error that means this; return any other error unchanged."""
+    """Return ProducerFenced for an error with a code in FENCING_CODES. Return any other error unchanged."""
     if error.code not in FENCING_CODES:
         return error
     return ProducerFenced(

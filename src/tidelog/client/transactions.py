@@ -284,7 +284,7 @@ def fence(
     is sent again.
 
     With `expected`, raises ApiError PRODUCER_FENCED if the transactional id has another producer id, or has no open
-    transaction and another epoch (KIP-360). An open transaction is aborted even if its epoch is another one.
+    transaction and another epoch (KIP-360). An open transaction is aborted even if its epoch is not the expected epoch.
     Raises ApiError.
     """
     request = InitProducerIdRequest(

@@ -3,10 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from tidelog.client.operations import READ_COMMITTED, Fetched
-from tidelog.wire.batches import HEADER_BYTES, BatchHeader
-
-CONTROL_ABORT = 0
-"""The type in the key of an abort marker (KIP-98)."""
+from tidelog.wire.batches import ABORT, HEADER_BYTES, BatchHeader
 
 
 def visible_batches(headers: Iterable[BatchHeader], fetched: Fetched, isolation: int) -> Iterator[BatchHeader]:
@@ -33,4 +30,4 @@ def _is_abort(header: BatchHeader) -> bool:
     fields has one byte, because the batch has only one record, which is short. Control batches are not compressed.
     """
     key = header.position + HEADER_BYTES + 5
-    return bytes(header.buffer[key + 2 : key + 4]) == CONTROL_ABORT.to_bytes(2, "big")
+    return bytes(header.buffer[key + 2 : key + 4]) == ABORT.to_bytes(2, "big")

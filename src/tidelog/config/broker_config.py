@@ -39,8 +39,8 @@ FLAG_VARIABLES = {
     "TIDELOG_LOG_LEVEL": "the flag --log-level LEVEL",
     "TIDELOG_SET": "a variable for each setting, or the flag --set KEY=VALUE",
 }
-"""Variables that do not exist, although users may expect them because `tidelog start` has such flags. Each
-one maps to a text that says what to use instead."""
+"""Environment variables that Tidelog does not have, although users may expect them because `tidelog start` has flags
+of these names. Each variable maps to a text that says what to use instead."""
 SERVICE_LINK = re.compile(
     r"TIDELOG_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
@@ -73,8 +73,8 @@ class IgnoredName(NamedTuple):
 
 
 class BrokerConfig:
-    """The settings of one broker. Those that are read most often are typed attributes: `num.partitions` is
-    `num_partitions`.
+    """The settings of one broker. The settings that are read most often are also typed attributes: `num.partitions` is
+    the attribute `num_partitions`.
 
     An attribute always has the current value. `apply_dynamic` changes it in place, so callers read it each time they
     need it. `get` returns any setting.
@@ -152,7 +152,9 @@ class BrokerConfig:
         self.ignored: list[IgnoredName] = []
         """Names in the file and the environment that `load` ignored. The broker warns about each at the start."""
         self.dynamic_cluster: Mapping[str, str] = {}
+        """The texts of the dynamic settings of all brokers."""
         self.dynamic_own: Mapping[str, str] = {}
+        """The texts of the dynamic settings of this broker."""
         self.generation = 0
         """Number that increases with every change by `apply_dynamic`. Caches of derived values compare it to notice
         a change."""
@@ -210,7 +212,9 @@ class BrokerConfig:
             if name in layer:
                 try:
                     return parse(key, layer[name])
-                except InvalidValue:  # the value was stored by a version that accepted it
+                except (
+                    InvalidValue
+                ):  # another version of Tidelog accepted and stored this value; this version ignores it
                     continue
         if name in self._static_values:
             return self._static_values[name]
@@ -310,7 +314,10 @@ class BrokerConfig:
         return name in {controller_name.upper() for controller_name in self.get("controller.listener.names") or ()}
 
     def advertised_endpoints(self, bound: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
-        """Return the addresses to announce to clients. `bound` contains the open listeners with their actual ports."""
+        """Return the addresses to announce to clients. `bound` contains the open listeners with their actual ports.
+
+        An address in `advertised.listeners` with port 0 gets the actual port of its listener.
+        """
         configured = {e.listener: e for e in self._configured_advertised()}
         if not configured:
             return tuple(bound)
@@ -405,7 +412,9 @@ def _from_file(path: str, content: bytes) -> tuple[dict[str, Setting], list[Igno
             # The name may be a setting of a plugin. Kafka also only warns about unknown names.
             is_of_listener = entry.name.startswith("listener.name.")
             reason = (
-                "settings of a single listener have no effect here" if is_of_listener else "Tidelog does not know it"
+                "settings with the prefix listener.name.NAME. have no effect in Tidelog"
+                if is_of_listener
+                else "Tidelog does not know it"
             )
             ignored.append(IgnoredName(entry.name, origin, reason))
     return settings, ignored

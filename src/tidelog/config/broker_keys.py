@@ -171,7 +171,8 @@ KEYS: tuple[Key, ...] = (
         "log.cleaner.dedupe.buffer.size",
         LONG,
         "134217728",
-        doc="Memory for the keys of one compaction pass, at 192 bytes per key. A pass covers as many records as fit.",
+        doc="Memory for the keys of one compaction pass, at 192 bytes per key. If it is not enough for all keys, the "
+        "pass covers only the first part of the records that have not been compacted.",
         effect=True,
     ),
     Key(

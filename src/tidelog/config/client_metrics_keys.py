@@ -17,7 +17,7 @@ KEYS: tuple[Key, ...] = (
     Key("metrics", Type.LIST, "", doc="Prefixes of metric names, separated by commas; * for all metrics."),
 )
 
-INTERVAL_MS = (100, 3_600_000)
+INTERVAL_MS_RANGE = (100, 3_600_000)
 """Minimum and maximum of `interval.ms`."""
 CLIENT_PROPERTIES = (
     "client_instance_id",
@@ -43,8 +43,8 @@ def check_match(items: list[str]) -> None:
                 "match", item, f"takes NAME=PATTERN, where NAME is one of {', '.join(CLIENT_PROPERTIES)}"
             )
         if len(pattern[0]) > PATTERN_LENGTH_MAX:
-            raise InvalidValue("match", item[:100], f"a pattern has at most {PATTERN_LENGTH_MAX} characters")
+            raise InvalidValue("match", item[:100], f"the pattern is longer than {PATTERN_LENGTH_MAX} characters")
         try:
             re.compile(pattern[0])
         except (re.error, RecursionError, OverflowError) as error:
-            raise InvalidValue("match", item, f"not a valid regular expression: {error}") from None
+            raise InvalidValue("match", item, f"the pattern is not a valid regular expression: {error}") from None

@@ -45,8 +45,8 @@ KEYS: tuple[Key, ...] = (
         "initial.broker.registration.timeout.ms",
         INT,
         "60000",
-        doc="Time within which a starting broker of a cluster must be registered. From then on, it must be unfenced "
-        "within the same time. Otherwise its start fails.",
+        doc="Time limit for two steps of the start of a broker in a cluster: its registration, and then the end of its "
+        "fencing. If one of the two steps takes longer than this, the start fails.",
         effect=True,
         read_only=True,
     ),

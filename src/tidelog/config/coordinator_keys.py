@@ -24,8 +24,8 @@ KEYS: tuple[Key, ...] = (
         "100",
         AtLeast(0),
         doc=(
-            "How long the leader of a partition asks the coordinator again to add the partition to a transaction, "
-            "while the end of the producer's last transaction is still being written."
+            "For how long the leader of a partition repeats its request to add the partition to a transaction, while "
+            "the end of the producer's last transaction is still being written."
         ),
         effect=True,
         read_only=True,
@@ -35,7 +35,8 @@ KEYS: tuple[Key, ...] = (
         INT,
         "20",
         AtLeast(1),
-        doc="Pause before the leader of a partition asks again (see add.partitions.to.txn.retry.backoff.max.ms).",
+        doc="Pause before the leader of a partition repeats its request to add the partition to a transaction (see "
+        "add.partitions.to.txn.retry.backoff.max.ms).",
         effect=True,
         read_only=True,
     ),

@@ -111,7 +111,7 @@ def describe_client_metrics(own: Mapping[str, str], names: Iterable[str] | None)
 
 
 def describe_broker(config: BrokerConfig, names: Iterable[str] | None) -> list[SettingDescription]:
-    """Describe this broker's settings, including those that were set for single listeners."""
+    """Describe this broker's settings, including those that were set with the prefix `listener.name.NAME.`."""
     descriptions: list[SettingDescription] = []
     for key in _select_broker_keys(names, [layer for layer, _ in _broker_layers(config)]):
         synonyms = _synonyms(key.name, config)
@@ -119,6 +119,7 @@ def describe_broker(config: BrokerConfig, names: Iterable[str] | None) -> list[S
         if key.sensitive:
             value = None
         else:
+            # A setting with the prefix listener.name.NAME. is selected only if it is set, so it has a synonym.
             value = normal_text(config.get(key.name)) if key.name in BROKER_KEYS else synonyms[0].value
         descriptions.append(
             SettingDescription(key, value, source, key.read_only, synonyms, config.origins.get(key.name, ""))
@@ -137,8 +138,8 @@ def describe_brokers_default(altered: Mapping[str, str], names: Iterable[str] | 
 
 
 def _select_broker_keys(names: Iterable[str] | None, layers: Sequence[Mapping[str, str]]) -> list[Key]:
-    """Return the result of `_select_keys` for broker settings, including those that a layer sets for single
-    listeners.
+    """Return the result of `_select_keys` for broker settings, including those that a layer sets with the prefix
+    `listener.name.NAME.`.
     """
     if names is None:
         names = [*BROKER_KEYS, *(name for layer in layers for name in layer if name not in BROKER_KEYS)]
@@ -170,6 +171,7 @@ def _select_keys(
 
 
 def _source_for_topics(key: Key, config: BrokerConfig) -> Source:
+    """Return the source of the value that the topic setting `key` has in a topic that does not set it."""
     for name, _ in key.synonyms:
         for layer, source in _broker_layers(config):
             if name in layer:

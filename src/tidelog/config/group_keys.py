@@ -12,6 +12,8 @@ _DURATION = re.compile(
 )
 _SECONDS_IN = {"days": 86_400, "hours": 3600, "minutes": 60, "seconds": 1}
 _NUMBER_LENGTH_MAX = 20
+"""A number of a duration with more characters than this does not fit into 64 bits (except with leading zeros). It is
+refused before it is converted, because the conversion of a very long text takes a long time."""
 BY_DURATION = "by_duration:"
 
 
@@ -21,7 +23,8 @@ def is_duration(text: str) -> bool:
     if match is None:
         return False
     given_units = {unit: match[unit] for unit in _SECONDS_IN if match[unit] is not None}
-    if not given_units or (match["time"] is not None and len(match["time"]) == 1):
+    time_is_empty = match["time"] is not None and len(match["time"]) == 1  # a "T" without hours, minutes and seconds
+    if not given_units or time_is_empty:
         return False
     if any(len(number) > _NUMBER_LENGTH_MAX for number in given_units.values()):
         return False

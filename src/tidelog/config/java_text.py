@@ -119,4 +119,5 @@ def split_at_commas(text: str) -> list[str]:
     parts = text.split(",")
     while len(parts) > 1 and not parts[-1]:
         parts.pop()
+    # As in Java, a text that consists only of commas has no parts, but the empty text has one empty part.
     return [] if parts == [""] and text else parts

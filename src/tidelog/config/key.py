@@ -214,6 +214,7 @@ _BITS = {Type.SHORT: 16, Type.INT: 32, Type.LONG: 64}
 
 def parse(key: Key, text: str) -> Value:
     """Return the value of `text`, read as Kafka does. Raises InvalidValue."""
+    # A character has at most 4 bytes in UTF-8, so only long texts are encoded to find out their size.
     if len(text) * 4 > TEXT_BYTES_MAX and len(text.encode()) > TEXT_BYTES_MAX:
         shown_text = HIDDEN if key.sensitive else f"{text[:20]}..."
         raise InvalidValue(key.name, shown_text, f"it is longer than {TEXT_BYTES_MAX} bytes")

@@ -34,7 +34,7 @@ GROUP_KEYS: Mapping[str, Key] = {key.name: key for key in group_keys.KEYS}
 CLIENT_METRICS_KEYS: Mapping[str, Key] = {key.name: key for key in client_metrics_keys.KEYS}
 
 LISTENER_SETTING = re.compile(r"listener\.name\.[^.]*\.(.+)", re.DOTALL)
-"""The name of a setting for a single listener: `listener.name.NAME.` and the setting's own name."""
+"""The name of a setting of one listener: the prefix `listener.name.NAME.` and the setting's own name."""
 _MECHANISM_SETTINGS = (
     "connections.max.reauth.ms",
     "sasl.jaas.config",
@@ -62,7 +62,7 @@ class ChangeMode(Enum):
 
 
 _SINGLE_BROKER_SETTINGS = ("cordoned.log.dirs", "principal.builder.class")
-"""Settings that can be changed only for single brokers. `change_mode` adds settings of SASL and TLS to them."""
+"""Settings that can be changed only for single brokers. So can the settings of SASL and TLS (see `change_mode`)."""
 _SINGLE_LISTENER_SETTINGS = (
     "ssl.key.password",
     "ssl.keystore.certificate.chain",
@@ -75,9 +75,10 @@ _SINGLE_LISTENER_SETTINGS = (
     "ssl.truststore.password",
     "ssl.truststore.type",
 )
-"""Settings that can be changed only for single listeners."""
+"""Settings that can be changed only with the prefix `listener.name.NAME.`."""
 _CLUSTER_WIDE_LISTENER_SETTINGS = ("max.connection.creation.rate", "max.connections", "num.network.threads")
-"""Settings of single listeners that can be set for all brokers together."""
+"""Settings that can be set for all brokers together with the prefix `listener.name.NAME.`. All other settings with this
+prefix can be set only for single brokers."""
 
 
 def change_mode(name: str) -> ChangeMode:
@@ -106,12 +107,14 @@ def strip_listener_prefix(name: str) -> str | None:
 
 
 def broker_key(name: str) -> Key | None:
-    """Return the definition of a broker setting, or of a setting of a single listener; None for an unknown name."""
+    """Return the definition of a broker setting, whose name may have the prefix `listener.name.NAME.`. Return None for
+    an unknown name.
+    """
     base = strip_listener_prefix(name)
     if base is None:
         return BROKER_KEYS.get(name)
-    # Tidelog does not use settings of single listeners. Kafka reports all of them as read-only, although they can be
-    # altered.
+    # Tidelog does not use settings with the prefix listener.name.NAME. Kafka reports all of them as read-only, although
+    # they can be altered.
     return BROKER_KEYS[base]._replace(name=name, default=None, effect=False, read_only=True, hidden=True)
 
 
@@ -135,6 +138,7 @@ def check_topic_default(name: str, value: Value) -> None:
     if factor != 1:
         assert isinstance(value, int)
         value *= factor
+    # In a broker setting, any negative retention time means no limit; topics accept only -1 (see `default_for_topics`).
     if key.validator is None or (key.name == "retention.ms" and isinstance(value, int) and value < 0):
         return
     refusal = key.validator.refusal(value)

@@ -53,6 +53,7 @@ def _parse_server(text: str, default_port: int) -> tuple[str, int]:
         port = port.removeprefix(":")
     elif ":" in text:
         host, _, port = text.rpartition(":")
+    # A port that is not a number becomes 0, which is refused below.
     number = int(port) if port.isascii() and port.isdigit() else (default_port if not port else 0)
     if not host or not 0 < number <= 65535 or (":" in host and not text.startswith("[")) or " " in host:
         raise ValueError(f"{text or 'an empty name'} is not HOST:PORT")
@@ -69,6 +70,7 @@ class MetadataStoreAddress(Validator):
         try:
             parse_store_address(value)
         except ValueError as error:
+            # The part before "@" may contain a password, so it is not shown.
             head, at, tail = value.rpartition("@")
             return f"{head.partition('://')[0]}://{HIDDEN}@{tail}" if at else value, str(error)
         return None

@@ -70,5 +70,5 @@ def _unescape(text: str, number: int) -> str:
             i += 1
             out.append(_ESCAPES.get(text[i : i + 1], text[i : i + 1]))
         i += 1
-    # A character beyond U+FFFF may be escaped as two surrogates; this joins them.
+    # A character beyond U+FFFF may be escaped as two surrogates. This conversion joins the two.
     return "".join(out).encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -10,7 +10,8 @@ KEYS: tuple[Key, ...] = (
         INT,
         "11",
         AtLeast(1),
-        doc="Number of windows of controller_mutation_rate. The quota of all windows can be used in one burst.",
+        doc="Number of windows of the quota controller_mutation_rate. After an idle time, a client can use the quota "
+        "of all windows at once.",
         effect=True,
         read_only=True,
     ),
@@ -37,8 +38,8 @@ KEYS: tuple[Key, ...] = (
         INT,
         "1",
         AtLeast(1),
-        doc="Length of a window. A delay because of request_percentage or of a limit on the rate of connections is at "
-        "most this long.",
+        doc="Length of one window. It is also the longest delay because of request_percentage, and because of a limit "
+        "on the rate of new connections.",
         effect=True,
         read_only=True,
     ),

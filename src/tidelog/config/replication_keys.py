@@ -12,7 +12,7 @@ KEYS: tuple[Key, ...] = (
         INT,
         "1",
         AtLeast(1),
-        doc="Number of connections to every broker from which this broker fetches the partitions that it follows.",
+        doc="Number of connections that this broker opens to each other broker to fetch partitions that it follows.",
         effect=True,
     ),
     Key(

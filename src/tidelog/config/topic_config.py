@@ -38,7 +38,7 @@ def check_topic_config(overrides: Mapping[str, str], config: BrokerConfig) -> No
     if lag_min > lag_max:
         raise InvalidTopicConfig(f"min.compaction.lag.ms ({lag_min}) is more than max.compaction.lag.ms ({lag_max})")
     if values["remote.storage.enable"]:
-        raise InvalidTopicConfig("remote.storage.enable: this broker has no remote storage")
+        raise InvalidTopicConfig("remote.storage.enable cannot be true: Tidelog has no remote storage")
 
 
 def topic_values(overrides: Mapping[str, str], config: BrokerConfig) -> dict[str, Value]:
@@ -52,7 +52,7 @@ def topic_value(name: str, overrides: Mapping[str, str], config: BrokerConfig) -
     if name in overrides:
         try:
             return parse(key, overrides[name])
-        except InvalidValue:  # the value was stored by a version that accepted it
+        except InvalidValue:  # another version of Tidelog accepted and stored this value; this version ignores it
             pass
     return default_for_topics(key, config)
 

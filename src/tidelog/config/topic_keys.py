@@ -236,6 +236,7 @@ KEYS: tuple[Key, ...] = (
     Key(
         "retention.ms",
         LONG,
+        # Kafka's built-in default, which no topic gets: log.retention.hours always has a value, by default 168.
         "5000",
         AtLeast(-1),
         doc="Age at which segments are deleted; -1 for no limit.",

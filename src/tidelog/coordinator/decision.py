@@ -1,6 +1,7 @@
 """The output of a coordinator's core: records to append, and what follows when they are committed."""
 
 from collections.abc import Callable
+from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 Reply: TypeAlias = Callable[[Any], None]
@@ -26,6 +27,24 @@ class Moment(NamedTuple):
     monotonic_ms: int
 
 
+class LoadOrder(Enum):
+    """Which records of its topic a core needs when the topic is loaded."""
+
+    LAST_OF_EACH_KEY = 1
+    """Only the last committed record of each key. The records of transactions that are open at the end of the log
+    follow after all others, as pending ones."""
+    ALL_IN_ORDER = 2
+    """All records in the order of the log, each as when it was written: the records of a transaction as pending ones,
+    and then its end. For topics in which a record of a key adds something to the earlier ones."""
+
+
+class Producer(NamedTuple):
+    """A producer id and an epoch, as a request states them or an answer returns them."""
+
+    producer_id: int
+    epoch: int
+
+
 class LogLine(NamedTuple):
     """A line for the broker's log: a text with placeholders, and the values of the placeholders, in the form that
     `logging` accepts.
@@ -38,7 +57,7 @@ class LogLine(NamedTuple):
 class Decision:
     """The outcome of one request, timer or sweep. It changes durable state only when its `records` are replayed."""
 
-    __slots__ = ("batch", "effects", "lines", "producer_id", "records", "replies", "reply_offset")
+    __slots__ = ("awaited_offset", "batch", "effects", "lines", "producer", "records", "replies")
 
     def __init__(self) -> None:
         self.records: list[CoordinatorRecord] = []
@@ -46,19 +65,21 @@ class Decision:
         self.batch: bytearray | None = None
         """The batch of `records`, if it was encoded in advance, as for a commit of offsets; None if it is not encoded
         yet."""
-        self.producer_id: int | None = None
+        self.producer: Producer | None = None
         """The producer in whose open transaction the records are written; `batch` is then set, too. None means that
         the records take effect at once."""
         self.replies: list[tuple[Reply, Any]] = []
-        """Sent when `records` and all records below `reply_offset` are committed."""
+        """Pairs of a reply and its answer. They are sent when `records` and all records below `awaited_offset` are
+        committed."""
         self.effects: list[Any] = []
         """Values that describe work outside of the core, for example markers to write. The work begins when
-        `records` and all records below `reply_offset` are committed. If the coordinator is loaded again before this
+        `records` and all records below `awaited_offset` are committed. If the coordinator is loaded again before this
         time, the new core decides about the same work again."""
         self.lines: list[LogLine] = []
         """Written after the records have been replayed."""
-        self.reply_offset = 0
-        """The replies also depend on records of earlier decisions. All these records are below this offset."""
+        self.awaited_offset = 0
+        """The log must be committed up to this offset (exclusive end) before the replies are sent, because the answers
+        also depend on records of earlier decisions."""
 
     def reply(self, to: Reply, answer: Any) -> None:
         self.replies.append((to, answer))

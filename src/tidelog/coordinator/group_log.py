@@ -24,24 +24,24 @@ class GroupLog:
     def __init__(self, clock: "Clock", tasks: "Tasks") -> None:
         self._clock = clock
         self._tasks = tasks
-        self.failed_appends = LogLimit(clock.monotonic)
+        self.append_failure_limit = LogLimit(clock.monotonic)
         """Limits the lines about appends that failed, for all partitions together."""
-        self._period_end = 0.0
+        self._period_end_s = 0.0
         self._line_count = 0
         self._omitted_count = 0
 
     def write(self, lines: "list[LogLine]") -> None:
         for line in lines:
-            now = self._clock.monotonic()
-            if now >= self._period_end:
-                self._period_end = now + PERIOD_S
+            now_s = self._clock.monotonic()
+            if now_s >= self._period_end_s:
+                self._period_end_s = now_s + PERIOD_S
                 self._line_count = 0
             self._line_count += 1
             if self._line_count <= LINES_MAX:
                 logger.info(line.text, *line.arguments)
                 continue
             if not self._omitted_count:
-                self._tasks.call_later(self._period_end - now, self._log_omitted_count)
+                self._tasks.call_later(self._period_end_s - now_s, self._log_omitted_count)
             self._omitted_count += 1
 
     def _log_omitted_count(self) -> None:

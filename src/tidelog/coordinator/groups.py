@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from tidelog.config.broker_config import BrokerConfig
-    from tidelog.coordinator.decision import Reply
+    from tidelog.coordinator.decision import Producer, Reply
     from tidelog.coordinator.group.core import GroupCore, GroupListing
     from tidelog.coordinator.group.durable import DurableGroup
     from tidelog.coordinator.group.offsets import OffsetCommit
@@ -68,7 +68,7 @@ class GroupCoordinators:
     """The requests to groups, as methods for the API handlers.
 
     Most results are passed to a `Reply`: either during the call or later, after the group has completed a rebalance or
-    the log has committed the records.
+    the log has committed the records. If a method has no result, a success passes None to the `Reply`.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class GroupCoordinators:
         if changed_names(old, new):  # most changes only move leaders or change in-sync replicas
             for coordinator in self.host.loaded():
                 coordinator.core.topics_changed(old, new, coordinator.now())
-                coordinator.arm()
+                coordinator.set_timer()
 
     def close(self) -> None:
         """Answer all waiting requests, and refuse new requests from now on."""
@@ -230,7 +230,7 @@ class GroupCoordinators:
     def consumer_heartbeat(
         self, request: "ConsumerGroupHeartbeatRequest", client_id: str, client_host: str, version: int, reply: "Reply"
     ) -> None:
-        """Handle ConsumerGroupHeartbeat. The reply is a ConsumerGroupHeartbeatResponse."""
+        """Handle ConsumerGroupHeartbeat. `reply` is called with a ConsumerGroupHeartbeatResponse."""
         settings = self._settings.consumer
         if not settings.protocol_enabled:
             raise UnsupportedVersion("group.coordinator.rebalance.protocols does not include the consumer protocol")
@@ -243,7 +243,7 @@ class GroupCoordinators:
         coordinator.apply(coordinator.core.consumer_heartbeat(beat, coordinator.now()))
 
     def describe_consumer(self, group_id: str, reply: "Reply") -> None:
-        """Describe a group of the consumer protocol. The reply is its DescribedGroup."""
+        """Describe a group of the consumer protocol. `reply` is called with its DescribedGroup."""
         if not group_id:
             raise InvalidGroupId
         coordinator = self.host.coordinator(group_id)
@@ -253,7 +253,7 @@ class GroupCoordinators:
     def commit(
         self, commit: "OffsetCommit", reply: "Reply", verification: "Verification | None" = None
     ) -> "Steps[None]":
-        """Commit offsets. The reply is one ErrorCode for each offset.
+        """Commit offsets. `reply` is called with a list of one ErrorCode for each offset.
 
         The records are encoded in steps, and appended as one batch in the last step. `verification` is the question to
         the coordinator of the transaction that commits the offsets. It must still be valid in the last step.
@@ -263,7 +263,8 @@ class GroupCoordinators:
         coordinator = self.host.coordinator(commit.group_id)
         coordinator.core.check_commit(commit, coordinator.now())
         while True:
-            # Not the published metadata: it still contains a deleted topic while the topic's offsets are being removed.
+            # The published metadata cannot be used here, because it still contains a deleted topic while the topic's
+            # offsets are being removed.
             topics = self._followed_image.topics
             prepared = yield from prepare_commit(commit, self._settings, coordinator.now(), topics)
             # A topic may have been deleted during the steps. Its offsets were removed and must not be written again.
@@ -278,21 +279,21 @@ class GroupCoordinators:
         coordinator.apply(coordinator.core.commit(commit, reply, coordinator.now(), prepared))
 
     def end_transaction(
-        self, index: int, marker: bytearray, producer_id: int, *, is_commit: bool, reply: "Reply"
+        self, index: int, marker: bytearray, producer: "Producer", *, is_commit: bool, reply: "Reply"
     ) -> None:
         """Append a marker to a partition of `__consumer_offsets`, and commit or drop the transaction's offsets.
 
-        The reply is None or an ApiError. Raises ApiError if nothing was appended.
+        On success, `reply` is called with None, otherwise with an ApiError. Raises ApiError if nothing was appended.
         """
-        self.host.coordinator_of(index).end_transaction(marker, producer_id, reply, is_commit=is_commit)
+        self.host.coordinator_of(index).end_transaction(marker, producer, reply, is_commit=is_commit)
 
     def delete(self, group_id: str, reply: "Reply") -> "Steps[None]":
-        """Delete a group in steps. The reply is None; it is sent when all records of the group are deleted.
+        """Delete a group in steps. When all records of the group are deleted, `reply` is called with None.
 
         Joins are refused during the deletion, so that no member can join a group whose records are partly deleted.
         """
         is_last = False
-        self._coordinator_unless_deleting(group_id)
+        self._coordinator_unless_deleting(group_id)  # raises ApiError if the group is being deleted already
         try:
             while not is_last:
                 coordinator = self.host.coordinator(group_id)
@@ -312,7 +313,7 @@ class GroupCoordinators:
             self._groups_being_deleted.pop(group_id, None)
 
     def delete_offsets(self, group_id: str, offsets: "Sequence[tuple[str, int]]", reply: "Reply") -> None:
-        """Delete committed offsets. The reply is one ErrorCode for each (topic, partition)."""
+        """Delete committed offsets. `reply` is called with a list of one ErrorCode for each (topic, partition)."""
         self._check_group_id(group_id)
         coordinator = self.host.coordinator(group_id)
         core = coordinator.core
@@ -331,19 +332,19 @@ class GroupCoordinators:
         member_id: str | None = None,
         member_epoch: int = -1,
     ) -> None:
-        """Read the group's offsets. The reply is the result of `read`. It is sent when the records with these offsets
-        are committed.
+        """Read the group's offsets. `reply` is called with the result of `read` when the records with these offsets are
+        committed.
 
         `read` is called with the group, or with None if the group does not exist, and with the keys of its offsets in
         open transactions.
         """
         coordinator = self.host.coordinator(group_id)
         core = coordinator.core
-        durable, reply_offset = core.group_for_fetch(group_id, member_id, member_epoch)
-        coordinator.answer(reply, read(durable, core.durable.pending.of_group(group_id)), reply_offset)
+        durable, awaited_offset = core.group_for_fetch(group_id, member_id, member_epoch)
+        coordinator.answer(reply, read(durable, core.durable.pending.of_group(group_id)), awaited_offset)
 
     def describe(self, group_id: str, reply: "Reply") -> None:
-        """Describe a classic group. The reply is a DescribedGroup, or None for a group that does not exist."""
+        """Describe a classic group. `reply` is called with a DescribedGroup, or with None if there is no such group."""
         coordinator = self.host.coordinator(group_id)
         described: DescribedGroup | None = coordinator.core.describe(group_id)
         coordinator.answer(reply, described, coordinator.core.durable.next_offset(group_id))

@@ -113,6 +113,7 @@ class CoordinatorHost(Generic[C]):
             logger.exception("coordinator role change failed partition=%s-%d", partition.topic, partition.index)
 
     def _serve(self, partition: "Partition") -> None:
+        """Create or close the coordinator of the partition, so that it fits the role of the partition."""
         index = partition.index
         coordinator = self._coordinators.get(index)
         is_current = self._partitions.find(self.topic, index) is partition  # otherwise it is being deleted
@@ -120,7 +121,7 @@ class CoordinatorHost(Generic[C]):
         serves = is_led and is_current and self._is_registered and not self._is_closed
         if coordinator is not None:
             if coordinator.partition is not partition and not is_current:
-                return
+                return  # `partition` was deleted, and a newer partition of the same name has this coordinator
             if serves and coordinator.partition is partition and coordinator.leader_epoch == partition.leader_epoch:
                 return
             del self._coordinators[index]

@@ -3,8 +3,8 @@
 The lag of a group in time is the age of the oldest record that the group has not committed. The age is measured from
 the first timestamp of the record's batch, if the record can have been appended at that time. Some producers write other
 timestamps: no timestamp at all, seconds instead of milliseconds, or the times of events that happened last year.
-Therefore the rounds also store the high watermarks of the partitions, at intervals of at least BEHIND_MS. For most
-records, they show between which two of these times the record was appended.
+Therefore the rounds also store samples of the partitions' high watermarks, at intervals of at least BEHIND_MS. A record
+below a sampled high watermark was appended before the time of the sample; any other record was appended after it.
 """
 
 import logging
@@ -58,22 +58,27 @@ class HighWatermark(NamedTuple):
 
 
 class HighWatermarks(NamedTuple):
-    """Two high watermarks of one partition. `later` is at most BEHIND_MS old, and was read at least BEHIND_MS after
-    `earlier`. At first, both are the same sample.
+    """Two stored samples of the high watermark of one partition.
+
+    The first sample of a partition is stored as both. When BEHIND_MS have passed since the `last` stored sample, the
+    next sample becomes `last`, and the sample that was `last` becomes `previous`.
     """
 
-    earlier: HighWatermark
-    later: HighWatermark
+    previous: HighWatermark
+    last: HighWatermark
 
     def with_sample(self, sample: HighWatermark) -> "HighWatermarks":
-        return HighWatermarks(self.later, sample) if sample.read_ms - self.later.read_ms >= BEHIND_MS else self
+        """Return the samples with the new one, or the same samples if `last` is not yet BEHIND_MS old."""
+        return HighWatermarks(self.last, sample) if sample.read_ms - self.last.read_ms >= BEHIND_MS else self
 
-    def appended_ms(self, offset: int, timestamp_ms: int, now_ms: int) -> int:
-        """Return the time at which the record was appended, in milliseconds. The result is the record's timestamp if
-        the samples permit it, else the latest time that they permit.
+    def estimate_append_time(self, offset: int, timestamp_ms: int, now_ms: int) -> int:
+        """Return the time at which the record at `offset` was appended, in milliseconds since the epoch.
+
+        The samples show the earliest and the latest time at which the record can have been appended. The result is the
+        record's timestamp if it lies between these two times, else the latest time.
         """
         earliest_ms, latest_ms = EARLIEST_APPEND_MS, now_ms
-        for sample in (self.later, self.earlier):
+        for sample in (self.last, self.previous):
             if offset < sample.offset:
                 latest_ms = sample.read_ms
             else:
@@ -95,9 +100,9 @@ class GroupLags:
         self._clock = clock
         self._tasks = tasks
         self._groups = groups
-        self._appended_ms: dict[Position, int] = {}
-        """For each position of a group, the time at which the record there was appended. It is determined only once.
-        """
+        self._append_times_ms: dict[Position, int] = {}
+        """For each position of a group, the time at which the record at this position was appended. It is estimated
+        only once."""
         self._high_watermarks: dict[PartitionId, HighWatermarks] = {}
         """The samples of each partition in which groups have committed offsets."""
         self._warned_groups: dict[str, None] = {}
@@ -105,19 +110,19 @@ class GroupLags:
 
     async def run(self) -> None:
         """Run rounds until the task is cancelled."""
-        seconds = 0.0
+        duration_s = 0.0
         while True:
-            await self._tasks.sleep(max(ROUND_INTERVAL_MIN_S, PAUSE_FACTOR * seconds))
-            started = self._clock.monotonic()
+            await self._tasks.sleep(max(ROUND_INTERVAL_MIN_S, PAUSE_FACTOR * duration_s))
+            began_s = self._clock.monotonic()
             try:
                 await self.run_round()
             except Exception:
                 logger.exception("group lag check failed")  # the next round tries again
-            seconds = self._clock.monotonic() - started
+            duration_s = self._clock.monotonic() - began_s
 
     async def run_round(self) -> None:
-        """Run one round: determine missing append times, discard the times of positions that no group has any more, and
-        log warnings.
+        """Run one round: estimate missing append times, discard the append times of positions that no group has any
+        more, and log warnings.
         """
         lag_round = LagRound(self._clock.now_ms(), self._high_watermarks)
         checked_count = line_count = 0
@@ -134,10 +139,11 @@ class GroupLags:
                 if partition is None:
                     continue
                 lag_round.add_sample((topic, index), HighWatermark(self._clock.now_ms(), partition.high_watermark))
-                position = (topic, index, max(commit.offset, partition.log_start_offset))
-                if position[2] >= partition.high_watermark:
+                offset = max(commit.offset, partition.log_start_offset)
+                if offset >= partition.high_watermark:
                     continue
-                appended_ms = await self._find_appended_ms(position, partition, lag_round)
+                position = (topic, index, offset)
+                appended_ms = await self._find_append_time(position, partition, lag_round)
                 if appended_ms is not None and (oldest is None or appended_ms < oldest[0]):
                     oldest = appended_ms, position
             if oldest is None or lag_round.now_ms - oldest[0] < BEHIND_MS:
@@ -150,15 +156,15 @@ class GroupLags:
                 warned_groups[group_id] = None
                 line_count += 1
                 self._warn(group_id, oldest[1], (lag_round.now_ms - oldest[0]) // 1000)
-        self._appended_ms = lag_round.appended_ms
+        self._append_times_ms = lag_round.append_times_ms
         self._high_watermarks = lag_round.high_watermarks
         self._warned_groups = warned_groups
 
-    async def _find_appended_ms(self, position: Position, partition: "Partition", lag_round: "LagRound") -> int | None:
-        """Return the time at which the record at `position` was appended; None if it cannot be determined in this
-        round.
+    async def _find_append_time(self, position: Position, partition: "Partition", lag_round: "LagRound") -> int | None:
+        """Return the time at which the record at `position` was appended, in milliseconds; None if it cannot be
+        estimated in this round.
         """
-        appended_ms = lag_round.appended_ms.get(position, self._appended_ms.get(position))
+        appended_ms = lag_round.append_times_ms.get(position, self._append_times_ms.get(position))
         if appended_ms is None:
             if lag_round.header_reads == HEADER_READS_MAX:
                 return None
@@ -170,10 +176,9 @@ class GroupLags:
                 return None  # a consumer that reads the record gets the error; the next round tries again
             if timestamp_ms is None:
                 return None
-            appended_ms = lag_round.high_watermarks[topic, index].appended_ms(
-                offset, timestamp_ms, self._clock.now_ms()
-            )
-        lag_round.appended_ms[position] = appended_ms
+            samples = lag_round.high_watermarks[topic, index]
+            appended_ms = samples.estimate_append_time(offset, timestamp_ms, self._clock.now_ms())
+        lag_round.append_times_ms[position] = appended_ms
         return appended_ms
 
     def _warn(self, group_id: str, position: Position, seconds: int) -> None:
@@ -181,13 +186,18 @@ class GroupLags:
         partition = self._partitions.find(topic, index)
         records = 0 if partition is None else partition.high_watermark - offset
         arguments = (group_id, topic, index, offset, records, seconds)
-        logger.warning("group is behind group=%s partition=%s-%d offset=%d records=%d seconds=%d", *arguments)
+        logger.warning("group has a long lag group=%s partition=%s-%d offset=%d records=%d seconds=%d", *arguments)
 
     def _find_partition(self, topic: str, index: int, topic_id: bytes) -> "Partition | None":
-        """Return the partition, or None if it was deleted, is offline, or belongs to a newer topic than the commit."""
+        """Return the partition in which a group committed an offset while the topic had the id `topic_id`.
+
+        Returns None if the partition is offline, if the topic was deleted, or if the topic was deleted and created
+        again after the commit.
+        """
         partition = self._partitions.find(topic, index)
         if partition is None or partition.log.failure is not None:
             return None
+        # Records of older versions have no topic id. Their offsets are assumed to belong to the present topic.
         return partition if topic_id in (NO_UUID, partition.topic_id) else None
 
 
@@ -198,11 +208,14 @@ class LagRound:
         self.now_ms = now_ms
         self.header_reads = 0
         """Number of batch headers that the round has read."""
-        self.appended_ms: dict[Position, int] = {}
+        self.append_times_ms: dict[Position, int] = {}
+        """The append time of each position that the round has checked. See `GroupLags._append_times_ms`."""
         self.high_watermarks: dict[PartitionId, HighWatermarks] = {}
+        """The samples of each partition that the round has checked."""
         self._samples_before = high_watermarks
 
     def add_sample(self, partition_id: PartitionId, sample: HighWatermark) -> None:
+        """Add a sample of a partition. Only the first sample of each partition in this round has an effect."""
         if partition_id not in self.high_watermarks:
             samples_before = self._samples_before.get(partition_id)
             self.high_watermarks[partition_id] = (
@@ -237,6 +250,8 @@ async def _timestamp_at(partition: "Partition", offset: int, tasks: "Tasks") -> 
     """
     cold_read = partition.log.cold_read(offset, HEADER_BYTES)
     if cold_read is not None:
+        # The header is not in the page cache. A thread reads it into the cache, so that the read below does not make
+        # the event loop wait for the disk. The result of the thread's read is not used.
         await tasks.run_blocking(cold_read.run)
     piece = partition.log.read(offset, HEADER_BYTES, partition.high_watermark)
     if piece.file is None:

@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from tidelog.coordinator.decision import LoadOrder, Producer
 from tidelog.log.errors import CorruptLog
-from tidelog.wire.batches import BatchHeader
+from tidelog.wire.batches import COMMIT, BatchHeader
 from tidelog.wire.errors import CorruptMessage
 from tidelog.wire.messages.control_records import ControlRecordTypeSchema
 from tidelog.wire.primitives import MalformedMessage
@@ -25,11 +26,18 @@ if TYPE_CHECKING:
         def decode(self, key: bytes, value: bytes | None) -> Any:
             """Decode a record. Returns None for an unknown kind of record. Raises MalformedMessage."""
 
+        @property
+        def load_order(self) -> LoadOrder: ...
         def replay(self, record: Any, next_offset: int) -> None: ...
         def replay_pending(
-            self, record: Any, next_offset: int, producer_id: int, record_offset: int, *, is_superseded: bool
+            self, record: Any, next_offset: int, producer: Producer, record_offset: int, *, is_superseded: bool
         ) -> None:
-            """Replay a record of a transaction that is still open at the end of the log."""
+            """Replay a record of a transaction that is still open: at this record with LoadOrder.ALL_IN_ORDER,
+            otherwise at the end of the log.
+            """
+
+        def end_transaction(self, producer: Producer, next_offset: int, *, is_commit: bool) -> None:
+            """Replay a marker. Called with LoadOrder.ALL_IN_ORDER only."""
 
     class LogView(Protocol):
         """The part of a partition's log that a load uses."""
@@ -48,14 +56,13 @@ READ_BYTES_MAX = 1 << 20
 """Upper bound on the size of one read, in bytes. A batch that is larger is still read as a whole."""
 RECORDS_PER_TURN = 200
 """Number of records after which the loader yields to the event loop."""
-COMMIT_MARKER = 1
-"""The type of a control record that commits a transaction. The other type aborts the transaction."""
 
 
 class Loader:
     """One load of a partition.
 
-    The topic is compacted, so only the last committed record of each key is decoded and replayed. The
+    The core's `load_order` says which records are replayed. For LAST_OF_EACH_KEY, only the last committed record of
+    each key is decoded and replayed, since the topic is compacted. The
     last record is the one furthest along the log: the position of the marker that commits it (KIP-98) does not matter.
     The records of transactions that are still open at the end of the log are replayed after all others.
     """
@@ -65,13 +72,16 @@ class Loader:
         self._log = log
         self._core = core
         self._tasks = tasks
+        self._replays_all = core.load_order is LoadOrder.ALL_IN_ORDER
+        self._unknown_count = 0
+        """Number of records of unknown kinds."""
         self._latest_records: dict[bytes, StoredRecord] = {}
-        self._open_transactions: dict[int, list[StoredRecord]] = {}
-        """Records of the transactions whose end has not been read yet, by producer id."""
-        self._latest_beside_open: dict[bytes, StoredRecord] = {}
+        self._open_transactions: dict[int, _OpenTransaction] = {}
+        """The transactions whose end has not been read yet, by producer id."""
+        self._latest_during_transactions: dict[bytes, StoredRecord] = {}
         """The last committed record of each key, among the records that were committed while another transaction was
-        open. It is emptied when no transaction is open."""
-        self._deleted_beside_open: dict[bytes, int] = {}
+        open. The dict is emptied when no transaction is open."""
+        self._deleted_during_transactions: dict[bytes, int] = {}
         """The offset of the last tombstone of each key, among the same records."""
         self._records_in_turn = 0
         self.records = 0
@@ -106,6 +116,10 @@ class Loader:
             await self._replay(offset)
             await self._replay_open_transactions(offset)
             self.next_offset = offset
+            if self._unknown_count:
+                logger.warning(
+                    "records of unknown kinds are ignored partition=%s count=%d", self._name, self._unknown_count
+                )
 
     async def _read_batches(self, data: bytes, path: str, file_position: int) -> int:
         """Process the batches in `data`. Return the offset after the last batch."""
@@ -131,72 +145,88 @@ class Loader:
     def _read_batch(self, data: bytes, header: BatchHeader, path: str, file_position: int) -> None:
         records = decode_records(data, header.position)
         self.records += len(records)
+        producer = Producer(header.producer_id, header.producer_epoch)
+        if self._replays_all:
+            self._replay_batch(records, header, producer)
+            return
         if header.is_control:
             for record in records:
-                self._end_transaction(header.producer_id, record)
+                self._end_transaction(producer.producer_id, record)
             return
         batch_position = file_position + header.position
         if header.is_transactional:
-            producer_records = self._open_transactions.setdefault(header.producer_id, [])
-            producer_records += [
+            transaction = self._open_transactions.get(producer.producer_id)
+            if transaction is None:
+                transaction = self._open_transactions[producer.producer_id] = _OpenTransaction(producer, [])
+            transaction.records.extend(
                 StoredRecord(_key(record), record.value, record.offset, path, batch_position) for record in records
-            ]
+            )
         else:
             for record in records:
                 self._set_latest(StoredRecord(_key(record), record.value, record.offset, path, batch_position))
 
     def _end_transaction(self, producer_id: int, marker: Record) -> None:
-        producer_records = self._open_transactions.pop(producer_id, [])
-        kind, _ = ControlRecordTypeSchema.decode(_key(marker), 2, 0)
-        if kind.type == COMMIT_MARKER:
-            for stored in producer_records:
-                latest = self._latest_beside_open.get(stored.key)
+        is_commit = _is_commit(marker)
+        transaction = self._open_transactions.pop(producer_id, None)
+        if transaction is not None and is_commit:
+            for stored in transaction.records:
+                latest = self._latest_during_transactions.get(stored.key)
                 if latest is None or latest.offset < stored.offset:
                     self._set_latest(stored)
         if not self._open_transactions:
-            self._latest_beside_open.clear()
-            self._deleted_beside_open.clear()
+            self._latest_during_transactions.clear()
+            self._deleted_during_transactions.clear()
 
     def _set_latest(self, stored: "StoredRecord") -> None:
         if self._open_transactions:
-            self._latest_beside_open[stored.key] = stored
+            self._latest_during_transactions[stored.key] = stored
             if stored.value is None:
-                self._deleted_beside_open[stored.key] = stored.offset
+                self._deleted_during_transactions[stored.key] = stored.offset
         if stored.value is None:
             self._latest_records.pop(stored.key, None)
         else:
             self._latest_records[stored.key] = stored
 
+    def _replay_batch(self, records: list[Record], header: BatchHeader, producer: Producer) -> None:
+        """Replay a batch as when it was written. Raises MalformedMessage."""
+        next_offset = header.next_offset
+        for record in records:
+            if header.is_control:
+                self._core.end_transaction(producer, next_offset, is_commit=_is_commit(record))
+                continue
+            decoded = self._core.decode(_key(record), record.value)
+            if decoded is None:
+                self._unknown_count += 1
+            elif header.is_transactional:
+                self._core.replay_pending(decoded, next_offset, producer, record.offset, is_superseded=False)
+            else:
+                self._core.replay(decoded, next_offset)
+
     async def _replay(self, next_offset: int) -> None:
-        unknown_count = 0
         for stored in self._latest_records.values():
             try:
                 record = self._core.decode(stored.key, stored.value)
             except MalformedMessage as error:
                 raise CorruptLog(stored.path, stored.position, str(error)) from error
             if record is None:
-                unknown_count += 1
+                self._unknown_count += 1
             else:
                 self._core.replay(record, next_offset)
             await self._yield_after(1)
-        if unknown_count:
-            logger.warning("records of unknown kinds are ignored partition=%s count=%d", self._name, unknown_count)
 
     async def _replay_open_transactions(self, next_offset: int) -> None:
-        for producer_id, producer_records in self._open_transactions.items():
-            for stored in producer_records:
-                if self._deleted_beside_open.get(stored.key, -1) > stored.offset:
+        for producer, records in self._open_transactions.values():
+            for stored in records:
+                if self._deleted_during_transactions.get(stored.key, -1) > stored.offset:
                     continue
-                latest = self._latest_beside_open.get(stored.key)
+                latest = self._latest_during_transactions.get(stored.key)
                 is_superseded = latest is not None and latest.offset > stored.offset
                 try:
                     record = self._core.decode(stored.key, stored.value)
                 except MalformedMessage as error:
                     raise CorruptLog(stored.path, stored.position, str(error)) from error
                 if record is not None and stored.value is not None:
-                    self._core.replay_pending(
-                        record, next_offset, producer_id, stored.offset, is_superseded=is_superseded
-                    )
+                    self._core.replay_pending(record, next_offset, producer, stored.offset, is_superseded=is_superseded)
                 await self._yield_after(1)
 
     async def _yield_after(self, records: int) -> None:
@@ -214,6 +244,16 @@ class StoredRecord(NamedTuple):
     offset: int
     path: str
     position: int
+
+
+class _OpenTransaction(NamedTuple):
+    producer: Producer
+    records: list[StoredRecord]
+
+
+def _is_commit(marker: Record) -> bool:
+    kind, _ = ControlRecordTypeSchema.decode(_key(marker), 2, 0)
+    return bool(kind.type == COMMIT)
 
 
 def _key(record: Record) -> bytes:

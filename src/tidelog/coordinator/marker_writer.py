@@ -1,7 +1,8 @@
 """Write the markers that end transactions, on the brokers that lead the transactions' partitions.
 
-A decided end is never given up: markers that cannot be written are tried again until the coordinator's leader epoch
-ends. The next coordinator then finds the decision in its log, and begins again.
+After the end of a transaction was decided, its markers are never given up: markers that cannot be written are tried
+again until the coordinator's leader epoch ends. The next coordinator then finds the decision in its log, and begins
+again.
 
 A partition that knows a higher epoch of the producer, or of the coordinator, refuses the marker permanently. The
 marker then counts as written. Either the transaction is no longer open in the partition, or another coordinator has
@@ -12,11 +13,12 @@ counts. In Kafka, the transaction would remain in its PREPARE state until anothe
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tidelog.client.errors import ApiNotSupported, BrokenProtocol, BrokerUnreachable
 from tidelog.coordinator.transaction.markers import MarkersToWrite
 from tidelog.model.ids import indexes_by_topic
+from tidelog.runtime.log_limit import LogLimit
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.write_txn_markers import (
     WritableTxnMarker,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.coordinator")
 
 RETRY_DELAY_S = 0.1
+"""Pause before markers that were not written are sent again, in seconds."""
 PARTITIONS_PER_REQUEST_MAX = 2_000
 """Upper bound on the partitions in one request. A transaction with more partitions gets a request of its own."""
 NO_LEADER = -1
@@ -48,19 +51,26 @@ WRITTEN = (ErrorCode.NONE, *SUPERSEDED)
 WriteLocally = Callable[[WriteTxnMarkersRequest], Awaitable[WriteTxnMarkersResponse]]
 
 
-class _Work(NamedTuple):
-    """The markers of one transaction that are being written for its coordinator."""
+class _Work:
+    """The markers of one transaction that are being written for its coordinator.
 
-    coordinator: "CoordinatorPartition[Any]"
-    core: object
-    """The core that has decided the transaction's end, or that has found the decision in the log."""
-    markers: MarkersToWrite
+    It is hashed by its identity. A hash of the markers would be computed from all partitions of the transaction, for
+    each of its partitions, which would block the event loop for seconds.
+    """
+
+    __slots__ = ("coordinator", "core", "markers")
+
+    def __init__(self, coordinator: "CoordinatorPartition[Any]", markers: MarkersToWrite) -> None:
+        self.coordinator = coordinator
+        self.core: object = coordinator.core
+        """The core that has decided the transaction's end, or that has found the decision in the log."""
+        self.markers = markers
 
     @property
     def is_current(self) -> bool:
-        """Whether the core is still in use. If another core was loaded since, it has begun to write the same markers,
-        and this work must not continue: with version 1, the producer's next transaction has the same epoch, so a marker
-        that is sent after the transaction is complete would end the next one.
+        """Whether the core is still in use. If another core was loaded in the meantime, that core has begun to write
+        the same markers, and this work must not continue. Otherwise a marker could be sent after the transaction is
+        complete. With version 1, the producer's next transaction has the same epoch, so this marker would end it.
         """
         coordinator = self.coordinator
         return coordinator.is_open and coordinator.is_loaded and coordinator.core is self.core
@@ -88,19 +98,23 @@ class MarkerWriter:
         self._write_locally = write_locally
         self._channels = channels
         self._waiting: dict[int, dict[_Work, dict[Partition, None]]] = {}
-        """Markers that are not sent yet, by the broker that leads their partitions, or NO_LEADER."""
+        """Markers that are not sent yet, by the broker that leads their partitions."""
         self._senders: dict[int, asyncio.Task[None]] = {}
         """For each broker with markers, the task that sends them."""
         self._is_closed = False
+        # Each try to write markers may fail for hours, and each transaction of a broken client may be refused.
+        self._failure_lines = LogLimit(runtime.clock.monotonic)
+        self._error_lines = LogLimit(runtime.clock.monotonic)
+        self._refusal_lines = LogLimit(runtime.clock.monotonic)
 
     def begin(self, coordinator: "CoordinatorPartition[Any]", markers: MarkersToWrite) -> None:
         """Begin to write the markers. The coordinator's core is informed of each written marker."""
         if not coordinator.is_loaded:
             return  # its log has failed; the next coordinator begins again
-        work = _Work(coordinator, coordinator.core, markers)
+        work = _Work(coordinator, markers)
         if markers.partitions:
             self._add(work, markers.partitions)
-        else:
+        else:  # no marker is needed, so the core must learn that the transaction is complete
             self._report(work, ())
 
     def close(self) -> None:
@@ -119,79 +133,88 @@ class MarkerWriter:
             return
         image = self._metadata.image
         deleted: list[Partition] = []
+        without_leader: list[Partition] = []
         for partition in partitions:
             leader = _leader(image, partition)
             if leader is None:
                 deleted.append(partition)
-                continue
-            self._waiting.setdefault(leader, {}).setdefault(work, {})[partition] = None
-            if leader not in self._senders:
-                self._senders[leader] = self._tasks.spawn(self._send_all(leader), name=f"markers-{leader}")
+            elif leader == NO_LEADER:
+                without_leader.append(partition)
+            else:
+                self._waiting.setdefault(leader, {}).setdefault(work, {})[partition] = None
+                if leader not in self._senders:
+                    self._senders[leader] = self._tasks.spawn(self._send_all(leader), name=f"markers-{leader}")
+        if without_leader:
+            self._add_later(work, without_leader)
         if deleted:
             self._report(work, deleted)
 
+    def _add_later(self, work: _Work, partitions: "Iterable[Partition]") -> None:
+        """After a pause, let those brokers write the markers that lead the partitions then. The markers of other
+        transactions do not wait meanwhile.
+        """
+        self._tasks.call_later(RETRY_DELAY_S, self._add, work, partitions)
+
     async def _send_all(self, broker_id: int) -> None:
-        """Send the markers that wait for this broker, until there are none. After a pause, markers that were not
-        written are sent again, to those brokers that lead the partitions then.
+        """Send the markers that wait for this broker, until there are none. If the broker does not answer, all its
+        markers wait for a pause, and are then sent to those brokers that lead the partitions.
         """
         waiting = self._waiting[broker_id]
-        while waiting:
-            failed: dict[_Work, list[Partition]] = {}
-            if broker_id == NO_LEADER:
-                failed = {work: list(waiting.pop(work)) for work in list(waiting)}
-            else:
+        try:
+            while waiting:
                 batch = _take_some(waiting)
                 try:
-                    failed = await self._send(broker_id, batch)
+                    await self._send(broker_id, batch)
                 except (BrokerUnreachable, BrokenProtocol, ApiNotSupported) as error:
-                    logger.info("markers not written, tried again broker=%d reason=%s", broker_id, error)
-                    failed = {work: list(partitions) for work, partitions in batch.items()}
+                    if self._failure_lines.admits_line():
+                        logger.info("markers not written, trying again broker=%d reason=%s", broker_id, error)
                 except Exception:
-                    logger.exception("markers not written, tried again broker=%d", broker_id)
-                    failed = {work: list(partitions) for work, partitions in batch.items()}
-            if failed:
-                await self._tasks.sleep(RETRY_DELAY_S)
-                for work, partitions in failed.items():
-                    self._add(work, partitions)
-        del self._senders[broker_id]
+                    if self._error_lines.admits_line():
+                        logger.exception("markers not written, trying again broker=%d", broker_id)
+                if batch:
+                    await self._tasks.sleep(RETRY_DELAY_S)
+                    for work, partitions in batch.items():
+                        self._add(work, partitions)
+        finally:
+            del self._senders[broker_id]
 
-    async def _send(
-        self, broker_id: int, batch: "dict[_Work, dict[Partition, None]]"
-    ) -> "dict[_Work, list[Partition]]":
-        """Send one request. Return the partitions whose markers must be sent again."""
-        works = [work for work in batch if work.is_current]
-        if not works:
-            return {}
-        request = WriteTxnMarkersRequest([_marker(work, batch[work]) for work in works])
+    async def _send(self, broker_id: int, batch: "dict[_Work, dict[Partition, None]]") -> None:
+        """Send one request, and remove from `batch` the markers that the broker has answered. It keeps those that must
+        be sent again because of an exception.
+        """
+        for work in [work for work in batch if not work.is_current]:
+            del batch[work]
+        if not batch:
+            return
+        request = WriteTxnMarkersRequest([_marker(work, partitions) for work, partitions in batch.items()])
         if broker_id == self._node_id:
             response = await self._write_locally(request)
         else:
             broker = self._metadata.image.brokers.get(broker_id)
             if broker is None or self._channels is None:
-                return {work: list(batch[work]) for work in works}
+                return
             response = await self._channels.ask(broker, request, WriteTxnMarkersResponse)
-        if [result.producer_id for result in response.markers] != [work.markers.producer_id for work in works]:
+        if [result.producer_id for result in response.markers] != [work.markers.producer_id for work in batch]:
             raise BrokenProtocol("the response has other markers than the request")
-        failed: dict[_Work, list[Partition]] = {}
-        for work, result in zip(works, response.markers, strict=True):
+        for work, result in zip(list(batch), response.markers, strict=True):
             codes = {
                 (topic.name, partition.partition_index): partition.error_code
                 for topic in result.topics
                 for partition in topic.partitions
             }
-            written = [partition for partition in batch[work] if codes.get(partition) in WRITTEN]
-            repeated = [partition for partition in batch[work] if codes.get(partition) not in WRITTEN]
-            if repeated:
-                failed[work] = repeated
-            refused_count = sum(1 for partition in batch[work] if codes.get(partition) in SUPERSEDED)
-            if refused_count:
+            partitions = batch[work]
+            refused_count = sum(1 for partition in partitions if codes.get(partition) in SUPERSEDED)
+            if refused_count and self._refusal_lines.admits_line():
                 logger.warning(
                     "markers refused, since a partition knows a higher epoch transactional_id=%s partitions=%d",
                     work.markers.transactional_id,
                     refused_count,
                 )
-            self._report(work, written)
-        return failed
+            self._report(work, [partition for partition in partitions if codes.get(partition) in WRITTEN])
+            del batch[work]
+            repeated = [partition for partition in partitions if codes.get(partition) not in WRITTEN]
+            if repeated:
+                self._add_later(work, repeated)
 
     def _report(self, work: _Work, partitions: "Iterable[Partition]") -> None:
         """Inform the coordinator's core that these markers are written."""
@@ -206,7 +229,7 @@ def _leader(image: "MetadataImage", partition: "Partition") -> int | None:
     """
     name, index = partition
     topic = image.topics.get(name)
-    if topic is None or index >= len(topic.partitions):
+    if topic is None or not 0 <= index < len(topic.partitions):
         return None
     leader = topic.partitions[index].leader
     broker = image.brokers.get(leader)

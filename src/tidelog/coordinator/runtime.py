@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
-from tidelog.coordinator.decision import Decision, Moment, Reply
+from tidelog.coordinator.decision import Decision, LoadOrder, Moment, Producer, Reply
 from tidelog.coordinator.loading import Loader
 from tidelog.log.errors import CorruptLog
 from tidelog.wire.errors import (
@@ -85,15 +85,19 @@ if TYPE_CHECKING:
     class Core(Protocol):
         """A pure coordinator. Only `replay` changes its durable state."""
 
+        @property
+        def load_order(self) -> LoadOrder: ...
         def decode(self, key: bytes, value: bytes | None) -> Any: ...
         def replay(self, record: Any, next_offset: int) -> None: ...
         def replay_pending(
-            self, record: Any, next_offset: int, producer_id: int, record_offset: int, *, is_superseded: bool
+            self, record: Any, next_offset: int, producer: Producer, record_offset: int, *, is_superseded: bool
         ) -> None:
             """Replay a record of a transaction that is open."""
 
-        def end_transaction(self, producer_id: int, next_offset: int, *, is_commit: bool) -> None:
-            """Replay the marker that ends a producer's transaction."""
+        def end_transaction(self, producer: Producer, next_offset: int, *, is_commit: bool) -> None:
+            """Replay the marker that ends a producer's transaction. With transaction version 2, or if the producer was
+            fenced, the marker's epoch is higher than that of the records.
+            """
 
         def loaded(self, now: Moment) -> Decision: ...
         def next_deadline_ms(self) -> int | None: ...
@@ -147,6 +151,8 @@ class CoordinatorPartition(Generic[C]):
         """The error that requests get after a failed load; None if the last load did not fail."""
         self._reload_delay_s = RELOAD_DELAY_S
         self._reload_timer: TimerHandle | None = None
+        self._failed_appends = 0
+        """Number of appends that failed since the last one that did not."""
         self._timer: TimerHandle | None = None
         self._timer_ms = 0
         self._is_expiring = False
@@ -241,7 +247,7 @@ class CoordinatorPartition(Generic[C]):
 
     def apply(self, decision: Decision) -> None:
         """Append and replay the records of a decision, and send its replies when the records are committed."""
-        reply_offset = decision.reply_offset
+        awaited_offset = decision.awaited_offset
         if decision.records:
             core = self._core
             assert core is not None, "a decision of a core that is not loaded"
@@ -255,7 +261,8 @@ class CoordinatorPartition(Generic[C]):
                 self._refuse([reply for reply, _ in decision.replies], error)
                 return
             except (ApiError, OSError) as error:
-                if not self.partition.deleted and self._group_log.failed_appends.admits_line():
+                self._failed_appends += 1
+                if not self.partition.deleted and self._group_log.append_failure_limit.admits_line():
                     logger.error("append failed, loading again partition=%s error=%s", self.name, error)
                 self._unload(NotCoordinator(f"{self.name} could not be written"), decision.replies)
                 self._schedule_load()
@@ -263,44 +270,46 @@ class CoordinatorPartition(Generic[C]):
             except Exception as error:  # for example a record cannot be encoded; the waiting clients need an answer
                 self._replace_failed_core(decision.replies, error)
                 return
-            reply_offset = appended.next_offset
+            awaited_offset = appended.next_offset
+            self._failed_appends = 0
             try:
                 self._replay(core, decision, appended)
             except Exception as error:
                 self._replace_failed_core(decision.replies, error)
                 return
-        self.arm()
+        self.set_timer()
         if decision.lines:
             self._group_log.write(decision.lines)
         if decision.effects:
-            self._perform_when_committed(decision.effects, reply_offset)
+            self._perform_when_committed(decision.effects, awaited_offset)
         if decision.replies:
-            self._answer(decision.replies, reply_offset)
+            self._answer(decision.replies, awaited_offset)
 
     def _replay(self, core: C, decision: Decision, appended: "Appended") -> None:
-        producer_id, next_offset = decision.producer_id, appended.next_offset
-        if producer_id is None:
+        producer, next_offset = decision.producer, appended.next_offset
+        if producer is None:
             for record in decision.records:
                 core.replay(record, next_offset)
             return
         for record_offset, record in enumerate(decision.records, appended.base_offset):
-            core.replay_pending(record, next_offset, producer_id, record_offset, is_superseded=False)
+            core.replay_pending(record, next_offset, producer, record_offset, is_superseded=False)
 
-    def end_transaction(self, marker: bytearray, producer_id: int, reply: Reply, *, is_commit: bool) -> None:
-        """Append the marker that ends a producer's transaction in this partition. The reply is None.
+    def end_transaction(self, marker: bytearray, producer: Producer, reply: Reply, *, is_commit: bool) -> None:
+        """Append the marker that ends a producer's transaction in this partition. When the marker is committed, `reply`
+        is called with None.
 
         Raises ApiError if nothing was appended.
         """
         core = self.core
         appended = self.partition.append_batch(marker, self.leader_epoch)
         try:
-            core.end_transaction(producer_id, appended.next_offset, is_commit=is_commit)
+            core.end_transaction(producer, appended.next_offset, is_commit=is_commit)
         except Exception as error:
             self._replace_failed_core([(reply, None)], error)
             return
         self._answer([(reply, None)], appended.next_offset)
 
-    def _perform_when_committed(self, effects: list[Any], reply_offset: int) -> None:
+    def _perform_when_committed(self, effects: list[Any], awaited_offset: int) -> None:
         perform, core = self._perform, self._core
         assert perform is not None, "a decision of this core has no effects"
 
@@ -309,28 +318,28 @@ class CoordinatorPartition(Generic[C]):
                 for effect in effects:
                     perform(self, effect)
 
-        reply_offset = max(reply_offset, self._load_end)
-        if self.partition.is_committed(reply_offset):
+        awaited_offset = max(awaited_offset, self._load_end)
+        if self.partition.is_committed(awaited_offset):
             begin(None)
         else:
-            self.partition.when_committed(reply_offset, begin)
+            self.partition.when_committed(awaited_offset, begin)
 
-    def answer(self, reply: Reply, answer: Any, reply_offset: int) -> None:
-        """Send the answer when the log is committed up to `reply_offset` (exclusive end). The answer reflects the
+    def answer(self, reply: Reply, answer: Any, awaited_offset: int) -> None:
+        """Send the answer when the log is committed up to `awaited_offset` (exclusive end). The answer reflects the
         log up to there.
         """
-        self._answer([(reply, answer)], reply_offset)
+        self._answer([(reply, answer)], awaited_offset)
 
-    def _answer(self, replies: list[tuple[Reply, Any]], reply_offset: int) -> None:
-        reply_offset = max(reply_offset, self._load_end)
-        if self.partition.is_committed(reply_offset):
+    def _answer(self, replies: list[tuple[Reply, Any]], awaited_offset: int) -> None:
+        awaited_offset = max(awaited_offset, self._load_end)
+        if self.partition.is_committed(awaited_offset):
             for reply, answer in replies:
                 reply(answer)
         else:
             if not self.partition.replica.is_alone:
                 replies = list(replies)
                 self._limit_wait(replies)
-            self.partition.when_committed(reply_offset, partial(self._answer_after_commit, replies))
+            self.partition.when_committed(awaited_offset, partial(self._answer_after_commit, replies))
 
     def _answer_after_commit(self, replies: list[tuple[Reply, Any]], error: ApiError | None) -> None:
         """Send the replies after the commit, or an error if the records can no longer be committed."""
@@ -383,12 +392,12 @@ class CoordinatorPartition(Generic[C]):
 
     # Deadlines
 
-    def arm(self) -> None:
+    def set_timer(self) -> None:
         """Set the timer for the next deadline. A caller that changes deadlines without applying a decision must call
         this method, too.
         """
         if self._is_expiring:
-            return  # `_expire_in_steps` calls `arm` after it has processed all due deadlines
+            return  # `_expire_in_steps` calls `set_timer` after it has processed all due deadlines
         core = self._core
         next_ms = core.next_deadline_ms() if core is not None else None
         if next_ms is None or (self._timer is not None and self._timer_ms <= next_ms):
@@ -419,7 +428,7 @@ class CoordinatorPartition(Generic[C]):
             self.apply(decision)
             yield
         self._is_expiring = False
-        self.arm()
+        self.set_timer()
 
     def _end_expiry(self, _: None, error: Exception | None) -> None:
         self._is_expiring = False
@@ -437,6 +446,7 @@ class CoordinatorPartition(Generic[C]):
     # Load and unload
 
     async def _load(self) -> None:
+        """Load the log. If this fails, schedule another load, or refuse requests with the reason."""
         log = self.partition.log
         try:
             await self._read_log()
@@ -467,6 +477,7 @@ class CoordinatorPartition(Generic[C]):
         return self.partition.log is log and not self.partition.deleted and not self._is_closed
 
     async def _read_log(self) -> None:
+        """Replay the log into a new core, and use this core from now on. Raises the errors of `Loader.run`."""
         core = self._new_core()
         log = self.partition.log
         began = self._clock.monotonic()
@@ -484,7 +495,25 @@ class CoordinatorPartition(Generic[C]):
         seconds = self._clock.monotonic() - began
         level = logging.INFO if seconds > SLOW_LOAD_S else logging.DEBUG
         logger.log(level, "loaded partition=%s records=%d seconds=%.3f", self.name, loader.records, seconds)
-        self.apply(core.loaded(self.now()))
+        decision = core.loaded(self.now())
+        if self._failed_appends and decision.effects:
+            self._perform_later(core, decision.effects)
+            decision.effects = []
+        self.apply(decision)
+
+    def _perform_later(self, core: C, effects: list[Any]) -> None:
+        """Begin effects of a load that followed failed appends. With each failure, the pause becomes longer.
+
+        On a full disk, the record that an effect is complete cannot be appended, so the log is loaded again and again. If
+        each load began its effects at once, each transaction would get ten markers in a second.
+        """
+
+        def begin() -> None:
+            if self._core is core:
+                self._perform_when_committed(effects, 0)
+
+        delay_s = min(RELOAD_DELAY_S * 2 ** min(self._failed_appends, 10), RELOAD_DELAY_MAX_S)
+        self._tasks.call_later(delay_s, begin)
 
     def _schedule_load(self) -> None:
         """Schedule a new load, unless a load is scheduled already. One failed append may make several replies fail,

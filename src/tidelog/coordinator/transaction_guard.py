@@ -9,6 +9,7 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.client.errors import ApiNotSupported, BrokenProtocol, BrokerUnreachable
+from tidelog.model.ids import indexes_by_topic
 from tidelog.wire.errors import ApiError, CoordinatorNotAvailable, ErrorCode, error_for
 from tidelog.wire.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
@@ -35,7 +36,7 @@ QUESTIONS_PER_REQUEST_MAX = 1_000
 
 class Question(NamedTuple):
     """Asks whether the partition belongs to the producer's transaction. With `adds`, asks the coordinator to add the
-    partition to it.
+    partition to the transaction.
     """
 
     transactional_id: str
@@ -44,10 +45,21 @@ class Question(NamedTuple):
     partition: "Partition"
     adds: bool
 
+    @property
+    def transaction(self) -> "_Key":
+        return self.transactional_id, self.producer_id, self.producer_epoch, self.adds
+
+
+_Key = tuple[str, int, int, bool]
+"""The fields of a question without the partition."""
+
 
 class TransactionGuard:
     """Asks coordinators. Every other broker gets one request at a time. A request contains the questions that wait for
     its receiver, up to QUESTIONS_PER_REQUEST_MAX.
+
+    Questions about several partitions of one transaction are asked together. Otherwise the coordinator would write a
+    record with all partitions for each of them.
     """
 
     def __init__(
@@ -65,7 +77,7 @@ class TransactionGuard:
         self._metadata = metadata
         self._coordinators = coordinators
         self._channels = channels
-        self._waiting: dict[int, list[tuple[Question, asyncio.Future[ErrorCode]]]] = {}
+        self._waiting: dict[int, _Questions] = {}
         self._senders: dict[int, asyncio.Task[None]] = {}
         self._is_closed = False
 
@@ -112,87 +124,123 @@ class TransactionGuard:
             broker_id, _ = host.address_of(question.transactional_id, "")
         except ApiError as error:
             return error.code
-        if broker_id == self._config.node_id:
-            self._ask_locally(question, answer)
-        else:
-            self._waiting.setdefault(broker_id, []).append((question, answer))
-            if broker_id not in self._senders:
-                self._senders[broker_id] = self._tasks.spawn(
-                    self._send_all(broker_id), name=f"transactions-{broker_id}"
-                )
+        self._waiting.setdefault(broker_id, []).append((question, answer))
+        if broker_id not in self._senders:
+            self._senders[broker_id] = self._tasks.spawn(self._send_all(broker_id), name=f"transactions-{broker_id}")
         return await answer
 
-    def _ask_locally(self, question: Question, answer: "asyncio.Future[ErrorCode]") -> None:
+    def _ask_locally(self, transaction: _Key, asked: "_Asked") -> None:
+        from tidelog.coordinator.decision import Producer
         from tidelog.coordinator.transaction.records import V2
-        from tidelog.coordinator.transaction.transitions import Producer
 
         def reply(result: "Any") -> None:
-            if answer.done():
-                return
-            if isinstance(result, ApiError):
-                answer.set_result(result.code)
-            else:
-                answer.set_result(ErrorCode.NONE if result is None else result[0])
+            """Accept an ApiError, None, or the code of each partition."""
+            codes = result if isinstance(result, list) else [result.code if result else ErrorCode.NONE] * len(asked)
+            for answers, code in zip(asked.values(), codes, strict=True):
+                _answer(answers, code)
 
-        transactional_id, partitions = question.transactional_id, [question.partition]
-        producer = Producer(question.producer_id, question.producer_epoch)
+        transactional_id, producer_id, epoch, adds = transaction
+        producer = Producer(producer_id, epoch)
         try:
-            if question.adds:
-                self._coordinators.add_partitions(transactional_id, producer, partitions, V2, reply)
+            if adds:
+                self._coordinators.add_partitions(transactional_id, producer, asked, V2, reply)
             else:
-                self._coordinators.verify_partitions(transactional_id, producer, partitions, reply)
+                self._coordinators.verify_partitions(transactional_id, producer, asked, reply)
         except ApiError as error:
             reply(error)
 
     async def _send_all(self, broker_id: int) -> None:
+        """Send the questions that wait for this broker, until there are none."""
         waiting = self._waiting[broker_id]
-        batch: list[tuple[Question, asyncio.Future[ErrorCode]]] = []
+        batch: _Questions = []
         try:
             while waiting:
                 batch = waiting[:QUESTIONS_PER_REQUEST_MAX]
                 del waiting[:QUESTIONS_PER_REQUEST_MAX]
+                if broker_id == self._config.node_id:
+                    for transaction, asked in _by_transaction(batch).items():
+                        self._ask_locally(transaction, asked)
+                    batch = []  # the coordinator answers all of them, perhaps later
+                    await self._tasks.sleep(0)
+                    continue
                 try:
-                    codes = await self._send(broker_id, [question for question, _ in batch])
+                    waiting[:0] = await self._send(broker_id, batch)
                 except (BrokerUnreachable, BrokenProtocol, ApiNotSupported, ApiError) as error:
                     logger.debug("transactions not verified broker=%d reason=%s", broker_id, error)
-                    codes = [ErrorCode.COORDINATOR_NOT_AVAILABLE] * len(batch)
-                for (_, answer), code in zip(batch, codes, strict=True):
-                    if not answer.done():
-                        answer.set_result(code)
+                    _refuse(batch)
         finally:  # if this broker stops, some questions have no answer yet
             del self._waiting[broker_id], self._senders[broker_id]
             _refuse([*batch, *waiting])
 
-    async def _send(self, broker_id: int, questions: list[Question]) -> list[ErrorCode]:
+    async def _send(self, broker_id: int, questions: "_Questions") -> "_Questions":
+        """Ask another broker. Return the questions that were not attempted, because another partition of the same
+        transaction was refused.
+        """
         broker = self._metadata.image.brokers.get(broker_id)
         if broker is None or self._channels is None:
             raise CoordinatorNotAvailable(f"broker {broker_id} is not registered")
+        transactions = _by_transaction(questions)
         request = AddPartitionsToTxnRequest(
             [
                 AddPartitionsToTxnTransaction(
-                    question.transactional_id,
-                    question.producer_id,
-                    question.producer_epoch,
-                    not question.adds,
-                    [AddPartitionsToTxnTopic(question.partition[0], [question.partition[1]])],
+                    transactional_id,
+                    producer_id,
+                    epoch,
+                    not adds,
+                    [AddPartitionsToTxnTopic(topic, indexes) for topic, indexes in indexes_by_topic(asked).items()],
                 )
-                for question in questions
+                for (transactional_id, producer_id, epoch, adds), asked in transactions.items()
             ]
         )
         response = await self._channels.ask(broker, request, AddPartitionsToTxnResponse)
-        if response.error_code or len(response.results_by_transaction) != len(questions):
+        if response.error_code or len(response.results_by_transaction) != len(transactions):
             raise CoordinatorNotAvailable(f"broker {broker_id} answered with error {response.error_code}")
-        try:
-            return [
-                ErrorCode(result.topic_results[0].results_by_partition[0].partition_error_code)
-                for result in response.results_by_transaction
-            ]
-        except (IndexError, ValueError):
-            raise CoordinatorNotAvailable(f"broker {broker_id} sent an answer that cannot be understood") from None
+        not_attempted: _Questions = []
+        for asked, result in zip(transactions.values(), response.results_by_transaction, strict=True):
+            codes = {
+                (topic.name, partition.partition_index): partition.partition_error_code
+                for topic in result.topic_results
+                for partition in topic.results_by_partition
+            }
+            has_progress = any(code != ErrorCode.OPERATION_NOT_ATTEMPTED for code in codes.values())
+            for partition, answers in asked.items():
+                code = codes.get(partition)
+                if code == ErrorCode.OPERATION_NOT_ATTEMPTED and has_progress:
+                    not_attempted += answers
+                else:
+                    _answer(answers, _known_code(code))
+        return not_attempted
 
 
-def _refuse(questions: "list[tuple[Question, asyncio.Future[ErrorCode]]]") -> None:
-    """Answer the questions that have no answer yet with COORDINATOR_NOT_AVAILABLE."""
+_Questions = list[tuple[Question, "asyncio.Future[ErrorCode]"]]
+_Asked = dict["Partition", _Questions]
+"""The questions about each partition of one transaction; usually one."""
+
+
+def _by_transaction(questions: _Questions) -> dict[_Key, _Asked]:
+    transactions: dict[_Key, _Asked] = {}
+    for question, answer in questions:
+        asked = transactions.setdefault(question.transaction, {})
+        asked.setdefault(question.partition, []).append((question, answer))
+    return transactions
+
+
+def _known_code(code: int | None) -> ErrorCode:
+    """Return the code of an answer; COORDINATOR_NOT_AVAILABLE if there is none that is known."""
+    if code is None:
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    try:
+        return ErrorCode(code)
+    except ValueError:
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+
+def _answer(questions: _Questions, code: ErrorCode) -> None:
     for _, answer in questions:
         if not answer.done():
-            answer.set_result(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            answer.set_result(code)
+
+
+def _refuse(questions: _Questions) -> None:
+    """Answer the questions that have no answer yet with COORDINATOR_NOT_AVAILABLE."""
+    _answer(questions, ErrorCode.COORDINATOR_NOT_AVAILABLE)

@@ -5,7 +5,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.coordinator.host import CoordinatorHost
-from tidelog.coordinator.transaction.settings import TransactionSettings
+from tidelog.coordinator.transaction.settings import TransactionMemory, TransactionSettings
 from tidelog.metadata.image import TRANSACTION_FEATURE, TRANSACTION_STATE
 from tidelog.wire.errors import ApiError, CoordinatorLoadInProgress, ErrorCode, InvalidRequest
 
@@ -13,11 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from tidelog.config.broker_config import BrokerConfig
-    from tidelog.coordinator.decision import Reply
+    from tidelog.coordinator.decision import Producer, Reply
     from tidelog.coordinator.runtime import CoordinatorPartition, Perform
     from tidelog.coordinator.transaction.core import TransactionCore
     from tidelog.coordinator.transaction.records import Partition, Transaction
-    from tidelog.coordinator.transaction.transitions import Producer
     from tidelog.metadata.link import ControllerLink
     from tidelog.metadata.producer_ids import ProducerIds
     from tidelog.metadata.publisher import MetadataCache
@@ -58,6 +57,7 @@ class TransactionCoordinators:
         self._metadata = metadata
         self._producer_ids = producer_ids
         self._timeout_max_ms = config.get("transaction.max.timeout.ms")
+        self._memory = TransactionMemory()
         self._settings = TransactionSettings(id_expiration_ms=config.get("transactional.id.expiration.ms"))
         self.host: CoordinatorHost[TransactionCore] = CoordinatorHost(
             TRANSACTION_STATE,
@@ -89,7 +89,7 @@ class TransactionCoordinators:
     # Requests
 
     async def initialize(self, transactional_id: str, timeout_ms: int, expected: "Producer", reply: "Reply") -> None:
-        """Give the producer an id and an epoch (InitProducerId). The reply is a Producer."""
+        """Give the producer an id and an epoch (InitProducerId). On success, `reply` is called with this Producer."""
         from tidelog.coordinator.transaction.core import InitCall
 
         _check_id(transactional_id)
@@ -103,7 +103,8 @@ class TransactionCoordinators:
         fresh_id = None
         if coordinator.core.needs_producer_id(transactional_id, expected):
             fresh_id = await self._producer_ids.next()
-            coordinator = self.host.coordinator(transactional_id)  # another broker may coordinate the id now
+            # During the wait, another broker may have become the coordinator. If so, this call raises ApiError.
+            coordinator = self.host.coordinator(transactional_id)
         call = InitCall(transactional_id, timeout_ms, expected, fresh_id)
         coordinator.apply(coordinator.core.initialize(call, reply, coordinator.now()))
 
@@ -115,7 +116,8 @@ class TransactionCoordinators:
         version: int,
         reply: "Reply",
     ) -> None:
-        """Add partitions to the producer's transaction, and begin one if it has none. The reply is None.
+        """Add partitions to the producer's transaction, and begin one if it has none. On success, `reply` is called
+        with None.
 
         `version` is the transaction version that the client uses: V2, or 0 for every older version.
         """
@@ -127,8 +129,8 @@ class TransactionCoordinators:
     def verify_partitions(
         self, transactional_id: str, producer: "Producer", partitions: "Collection[Partition]", reply: "Reply"
     ) -> None:
-        """Say which partitions belong to the producer's transaction. The reply is a list with one ErrorCode for each
-        partition.
+        """Find out which partitions belong to the producer's transaction. On success, `reply` is called with a list of
+        one ErrorCode for each partition.
         """
         _check_id(transactional_id)
         coordinator = self.host.coordinator(transactional_id)
@@ -137,7 +139,9 @@ class TransactionCoordinators:
     async def end(
         self, transactional_id: str, producer: "Producer", *, commit: bool, version: int, reply: "Reply"
     ) -> None:
-        """Commit or abort the producer's transaction (EndTxn). The reply is the Producer of the next transaction."""
+        """Commit or abort the producer's transaction (EndTxn). On success, `reply` is called with the Producer (id and
+        epoch) with which the client continues.
+        """
         from tidelog.coordinator.transaction.records import V2
 
         _check_id(transactional_id)
@@ -145,7 +149,7 @@ class TransactionCoordinators:
         next_id = None
         if version >= V2 and coordinator.core.needs_next_producer_id(transactional_id):
             next_id = await self._producer_ids.next()
-            coordinator = self.host.coordinator(transactional_id)
+            coordinator = self.host.coordinator(transactional_id)  # again; see `initialize`
         decision = coordinator.core.end(
             transactional_id,
             producer,
@@ -158,14 +162,16 @@ class TransactionCoordinators:
         coordinator.apply(decision)
 
     def describe(self, transactional_id: str, reply: "Reply") -> None:
-        """Describe a transaction. The reply is a Transaction, or an ApiError TRANSACTIONAL_ID_NOT_FOUND."""
+        """Describe a transaction. `reply` is called with a Transaction, or with the ApiError
+        TRANSACTIONAL_ID_NOT_FOUND.
+        """
         _check_id(transactional_id)
         coordinator = self.host.coordinator(transactional_id)
-        state, reply_offset = coordinator.core.find(transactional_id)
+        state, awaited_offset = coordinator.core.find(transactional_id)
         answer: Transaction | ApiError | None = state
         if state is None:
             answer = ApiError("", ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)  # without a message, as Kafka
-        coordinator.answer(reply, answer, reply_offset)
+        coordinator.answer(reply, answer, awaited_offset)
 
     def listing(self) -> Iterator[ListedTransaction]:
         """Yield the transactional ids of this broker, with their states.
@@ -205,7 +211,9 @@ class TransactionCoordinators:
     def _new_core(self) -> "TransactionCore":
         from tidelog.coordinator.transaction.core import TransactionCore
 
-        return TransactionCore(self._settings, lambda: self._metadata.image.feature_level(TRANSACTION_FEATURE))
+        return TransactionCore(
+            self._settings, lambda: self._metadata.image.feature_level(TRANSACTION_FEATURE), self._memory
+        )
 
 
 def _check_id(transactional_id: str) -> None:

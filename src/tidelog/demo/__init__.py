@@ -2,4 +2,6 @@
 
 gateway -> orders -> worker x 2 <-> ledger (SQLite, with an outbox) -> order-events -> messages, risk, statistics
                                                                                     -> pipeline -> Parquet, reorders
+
+An order is settled when its outcome (accepted, sold out or expired) is in the ledger.
 """

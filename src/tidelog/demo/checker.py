@@ -1,5 +1,5 @@
 """The checker reads the topics, the ledger, the files of the readers and the Parquet files itself, and compares them.
-It does not use what the other parts print.
+It does not use the output of the other parts.
 
 python -m tidelog.demo.checker BOOTSTRAP DIRECTORY
 

@@ -1,4 +1,4 @@
-"""The command `tidelog demo`, which shows Tidelog at work on real data."""
+"""The command `tidelog demo`, which runs demonstrations on real data."""
 
 import shutil
 import sys
@@ -15,7 +15,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 @app.callback()
 def demo() -> None:
-    """See Tidelog at work on real data.
+    """Run a demonstration on real data.
 
     Examples:
 

@@ -32,15 +32,15 @@ def replay(bootstrap: str, *, expiry_ms: int, bursts: int, pause_s: float) -> fl
             errors.append(error)
 
     orders, _ = read_orders()
-    size = -(-len(orders) // bursts)
-    for start in range(0, len(orders), size):
-        for order in orders[start : start + size]:
+    burst_size = -(-len(orders) // bursts)  # rounded up
+    for start in range(0, len(orders), burst_size):
+        for order in orders[start : start + burst_size]:
             sent_ms = now_ms()
             order = order._replace(sent_ms=sent_ms, expires_ms=sent_ms + expiry_ms)
             producer.produce(ORDERS, order.to_json(), order.product, on_delivery=delivered)
             producer.poll(0)
         producer.flush()
-        if start + size < len(orders):
+        if start + burst_size < len(orders):
             time.sleep(pause_s)
     if errors:
         raise RuntimeError(f"{len(errors)} orders were rejected: {errors[0]}")

@@ -79,6 +79,7 @@ class Ledger:
         return repeats
 
     def _decide(self, order: Order, worker: str, now_ms: int) -> None:
+        # An order that has not expired is sold out, unless the stock has enough units for it.
         outcome = EXPIRED if now_ms > order.expires_ms else SOLD_OUT
         if outcome is SOLD_OUT:
             update = self._db.execute(

@@ -52,8 +52,8 @@ def declared(directory: Path) -> Pipeline:
 
 
 class SalesAndReorders(NamedTuple):
-    """A sink that summarises each micro-batch for two other sinks. Both write each number of a micro-batch once, so
-    this sink does, too.
+    """A sink that summarises each micro-batch for two other sinks. A micro-batch may be repeated after a failure. Both
+    sinks recognise its number and write it only once, so this sink does not have to.
     """
 
     sales: Sink

@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 
 class Appended(NamedTuple):
-    """The offsets of an appended batch. `next_offset` is the batch's last offset + 1. `log_append_time_ms` is -1 if
-    the topic uses CreateTime timestamps. But if the batch was sent again, it is always the largest timestamp of the
-    batch. `log_start_offset` is the present start of the log.
+    """The offsets of an appended batch. `next_offset` is the batch's last offset + 1. `log_start_offset` is the present
+    start of the log.
+
+    `log_append_time_ms` is -1 if the topic uses CreateTime timestamps. There is one exception: if the batch was sent
+    again, `log_append_time_ms` is the largest timestamp of the batch, whatever the topic uses.
     """
 
     base_offset: int

@@ -117,6 +117,7 @@ def headers(
                     file.path, position, f"{available} bytes are left, a batch header needs {HEADER_BYTES}"
                 )
         fields: Fields = unpack(chunk, at)
+        # This loop uses the numbers of the fields instead of the constants above, since looking up a name takes time.
         size = fields[1] + LENGTH_END
         if (
             fields[0] < next_offset

@@ -51,9 +51,9 @@ def check_torn_tail(
     if fields is not None and _is_sound(file, position, end, fields, 0, 1 << 63):
         if _has_lost_sector(file, position, position + min(SECTOR_BYTES - position % SECTOR_BYTES, HEADER_BYTES)):
             return  # the sector with the batch's base offset was lost; the checksum covers only later sectors
-        raise CorruptLog(problem.path, position, f"{problem.reason}; its checksum holds") from problem
+        raise CorruptLog(problem.path, position, f"{problem.reason}; its checksum is valid") from problem
     if fields is not None and fields[MAGIC_AT] < MAGIC and _is_old_message(file, position, end):
-        raise CorruptLog(problem.path, position, f"message format {fields[MAGIC_AT]} is not read since Kafka 4.0")
+        raise CorruptLog(problem.path, position, f"message format {fields[MAGIC_AT]} is not supported since Kafka 4.0")
     is_short = fields is None or fields[LENGTH] + LENGTH_END > end - position
     following = next_sound_batch(file, position, end, next_offset)
     if following is None and (is_short or not has_later_records):
@@ -103,6 +103,7 @@ def _header_at(file: "File", position: int, end: int) -> Fields | None:
 def _is_sound(file: "File", position: int, end: int, fields: Fields, offset_min: int, offset_end: int) -> bool:
     if defect(fields, end - position, offset_min, offset_end) is not None:
         return False
+    # The CRC covers all bytes after its own field.
     return crc32c(file.pread(fields[LENGTH] + LENGTH_END, position)[21:]) == fields[CRC]
 
 

@@ -95,7 +95,8 @@ class DataDirectories:
         self.failed = failed
         """The reason why a directory is out of use, by its path."""
         self.cordoned: Callable[[], Sequence[str]] = tuple
-        """Returns the paths of directories that accept no new partitions (KIP-1066)."""
+        """Returns the paths of directories that accept no new partitions (KIP-1066). At first it is `tuple`, which
+        returns no paths."""
         self.interrupted: list[UnfinishedCopy] = []
         """Moves between directories that the previous process did not finish."""
         self._holders: dict[TopicPartition, list[DataDirectory]] = {}
@@ -333,15 +334,19 @@ class DataDirectories:
             if len(holders) > 1:
                 holders.sort(key=lambda d: self._topic_id(d, partition) != topic_id)
             if holders[0].path in self.failed:
-                raise StorageError(f"its directory {holders[0].path} is out of use: {self.failed[holders[0].path]}")
+                raise StorageError(
+                    f"the partition's directory {holders[0].path} is out of use: {self.failed[holders[0].path]}"
+                )
             return holders[0]
         if not new:
             if self.failed:
-                raise StorageError(f"it is in no directory that can be used; out of use: {', '.join(self.failed)}")
+                raise StorageError(
+                    f"the partition is in no directory that can be used; out of use: {', '.join(self.failed)}"
+                )
             blank_paths = [d.path for d in self.online if d.is_blank]
             if blank_paths and len(blank_paths) < len(self.online):
                 raise StorageError(
-                    f"it is in no directory, and {', '.join(blank_paths)} is empty: is its disk not mounted?"
+                    f"the partition is in no directory, and {', '.join(blank_paths)} is empty: is its disk not mounted?"
                 )
         chosen = min(self._directories_for_new(), key=lambda d: self._counts[d.path])
         self._holders[partition] = [chosen]
@@ -421,7 +426,7 @@ class DataDirectories:
             if strays:
                 first_strays = ",".join(strays[:STRAYS_NAMED])
                 logger.warning(
-                    "partition directories without a topic path=%s count=%d first=%s",
+                    "unknown partition directories exist path=%s count=%d first=%s",
                     directory.path,
                     len(strays),
                     first_strays,
@@ -572,7 +577,7 @@ class DataDirectories:
                 except OSError as error:
                     reason = str(error)
             if reason is not None:
-                logger.warning("not marked clean path=%s reason=%s", directory.path, reason)
+                logger.warning("clean mark not written path=%s reason=%s", directory.path, reason)
         self.release()
 
     def release(self) -> None:

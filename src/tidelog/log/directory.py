@@ -85,7 +85,7 @@ class DataDirectory:
         self._start_offsets = self._read(LOG_START_OFFSETS)
         if LOG_START_OFFSETS not in self._checkpoints:
             self._take_start_offsets_from_files()
-        self._checkpoints[CLEANER_OFFSETS] = self._read_hints(CLEANER_OFFSETS, "logs are compacted from their start")
+        self._checkpoints[CLEANER_OFFSETS] = self._read_hints(CLEANER_OFFSETS, "every log is compacted completely")
         self._high_watermarks = self._read_hints(HIGH_WATERMARKS, "high watermarks are determined again")
         if self._high_watermarks:
             self._checkpoints[HIGH_WATERMARKS] = dict(self._high_watermarks)
@@ -148,7 +148,7 @@ class DataDirectory:
         try:
             offsets = read_offsets(self._disk, f"{self.path}/{name}")
         except CorruptLog as error:
-            logger.warning("checkpoint ignored, logs are recovered as after a crash reason=%s", error)
+            logger.warning("checkpoint ignored, as after a crash the logs are recovered reason=%s", error)
             self.clean = False
             offsets = None
         if offsets is not None:
@@ -498,7 +498,7 @@ class DataDirectory:
                 raise
             path = f"{self.path}/{LOG_START_OFFSETS}"
             if self._disk.exists(path):
-                logger.warning("checkpoint removed, the disk is full path=%s", path)
+                logger.warning("the disk is full, checkpoint removed path=%s", path)
                 self._disk.remove(path)
             self._disk.sync_dir(self.path)
             self._checkpoints.pop(LOG_START_OFFSETS, None)

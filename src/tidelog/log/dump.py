@@ -173,7 +173,7 @@ def _producer_entries(disk: "Disk", path: str) -> Iterator[Entry]:
         newest = entry.batches[-1] if entry.batches else None
         yield {
             "kind": "producer",
-            "position": 10 + row * 46,
+            "position": 10 + row * 46,  # a header of 10 bytes, then 46 bytes for each producer
             "producer_id": producer_id,
             "producer_epoch": entry.epoch,
             "first_sequence": newest.first_sequence if newest else -1,

@@ -22,7 +22,7 @@ def checked_batches(data: memoryview, next_offset: int) -> Iterator[tuple[memory
         fields: Fields = HEADER.unpack_from(data, position)
         problem = defect(fields, len(data) - position, next_offset, 1 << 63)
         batch = data[position : position + fields[LENGTH] + LENGTH_END]
-        if problem is None and crc32c(batch[21:]) != fields[CRC]:
+        if problem is None and crc32c(batch[21:]) != fields[CRC]:  # the CRC covers all bytes after its own field
             problem = f"the batch's CRC-32C is not the stated {fields[CRC]:#010x}"
         if problem is None and fields[ATTRIBUTES] & CONTROL_BIT:
             try:

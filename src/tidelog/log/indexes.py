@@ -219,7 +219,7 @@ class SparseIndex:
             used_bytes = self.written * self.entry_bytes
         else:
             used_bytes = len(data.rstrip(b"\0"))
-            used_bytes += -used_bytes % self.entry_bytes
+            used_bytes += -used_bytes % self.entry_bytes  # the last entry itself may end with zeros
         if used_bytes > len(data):
             raise CorruptIndex(
                 f"{self.path}: {len(data)} bytes do not hold {-(-used_bytes // self.entry_bytes)} whole entries"
@@ -329,6 +329,8 @@ class TimeIndex(SparseIndex):
         Existing entries with a higher offset are removed. Such an entry states that no record up to its offset has a
         timestamp above its own. The new entry contradicts this, so the existing entry came from a wrong batch header.
         """
+        if self.count > 0 and self._keys[-1] >= timestamp_ms:  # the usual result for records of one millisecond
+            return False
         last = self.last()
         if timestamp_ms < 0 or (last is not None and last[0] >= timestamp_ms):
             return False

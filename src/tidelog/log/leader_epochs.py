@@ -85,6 +85,8 @@ class LeaderEpochs:
             return EpochEnd(epoch, log_end_offset)
         if not self.latest < epoch < leader_epoch:
             return self.end_offset_for(epoch, log_end_offset)
+        # The log has no record of `epoch`, and the records of the next known epoch, the leader's own, begin at
+        # `epoch_start`.
         return EpochEnd(self.latest if self._epochs else epoch, epoch_start)
 
     def epoch_at(self, offset: int) -> int:

@@ -59,7 +59,7 @@ def settle_files(disk: "Disk", directory: str) -> DirectoryFiles:
     for kind in SEGMENT_FILE_KINDS[1:]:
         for base_offset in [offset for offset in by_kind[kind] if offset not in segments]:
             path = f"{directory}/{file_name(base_offset, '.' + kind.value)}"
-            logger.warning("index without a segment removed path=%s", path)
+            logger.warning("orphaned index removed path=%s", path)
             disk.remove(path)
             by_kind[kind].remove(base_offset)
     has_epochs = bool(by_kind[Kind.EPOCHS])
@@ -93,7 +93,7 @@ def _finish_swaps(disk: "Disk", directory: str, names: list[str]) -> None:
                     disk.rename(cleaned, cleaned[: -len(CLEANED_SUFFIX)] + SWAP_SUFFIX)
             disk.sync_dir(directory)
         put_in_place(disk, directory, base_offset)
-        logger.warning("cleaned segment swapped in path=%s", path)
+        logger.warning("interrupted swap of a compacted segment completed path=%s", path)
     remaining = [name for name in names if name.endswith(SWAP_SUFFIX) and disk.exists(f"{directory}/{name}")]
     for name in remaining:
         disk.remove(f"{directory}/{name}")

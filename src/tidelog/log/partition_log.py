@@ -11,7 +11,15 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from tidelog.log.appended import Appended
-from tidelog.log.batch_scan import BASE_OFFSET, HEADER, LAST_OFFSET_DELTA, LEADER_EPOCH, MAX_TIMESTAMP, PRODUCER_ID
+from tidelog.log.batch_scan import (
+    ATTRIBUTES,
+    BASE_OFFSET,
+    HEADER,
+    LAST_OFFSET_DELTA,
+    LEADER_EPOCH,
+    MAX_TIMESTAMP,
+    PRODUCER_ID,
+)
 from tidelog.log.cut import Cut
 from tidelog.log.durability import Durability
 from tidelog.log.errors import CorruptLog
@@ -20,15 +28,15 @@ from tidelog.log.flush import FlushPlan
 from tidelog.log.following import checked_batches
 from tidelog.log.indexes import IndexCache
 from tidelog.log.reader import ColdRead, LogReader, Slice, TimestampOffset
-from tidelog.log.record_times import AHEAD_MS
+from tidelog.log.record_times import AHEAD_MS, have_base_timestamp
 from tidelog.log.recovery import LogOpener, OpenedLog
-from tidelog.log.replay import check_producer, replay_producer
+from tidelog.log.replay import check_producer, index_aborted, replay_producer
 from tidelog.log.retention import Removal, Retention, SegmentAgeSearch
 from tidelog.log.rolling import latest_for_roll
 from tidelog.log.segment import NOT_OPENED, TEMPORARY_ERRORS, Segment
 from tidelog.log.validation import Limits, check_client_batch, may_hide_times, retention_time_ms
 from tidelog.model.ids import TopicPartition
-from tidelog.wire.batches import CONTROL_BIT, TIMESTAMP_TYPE_BIT, BatchHeader
+from tidelog.wire.batches import CODEC_MASK, CONTROL_BIT, HEADER_BYTES, TIMESTAMP_TYPE_BIT, BatchHeader
 from tidelog.wire.errors import OffsetOutOfRange, StorageError
 
 if TYPE_CHECKING:
@@ -211,7 +219,15 @@ class PartitionLog:
             or max_timestamp - now_ms > self._ahead_max_ms
             or base_timestamp < 0  # this line and the next repeat `contradicts_itself`
             or (base_timestamp != max_timestamp and (base_timestamp > max_timestamp or header.count == 1))
-            or ((not base_timestamp or now_ms - base_timestamp > self._age_max_ms) and may_hide_times(batch, header))
+            or (
+                (not base_timestamp or now_ms - base_timestamp > self._age_max_ms)
+                and (  # the usual batch of old records needs no more calls than this one
+                    base_timestamp != max_timestamp
+                    or header.attributes & CODEC_MASK
+                    or not have_base_timestamp(batch, HEADER_BYTES, header.count)
+                )
+                and may_hide_times(batch, header)
+            )
             or header.attributes & TIMESTAMP_TYPE_BIT
         ):
             append_time_ms = check_client_batch(batch, header, self.config, now_ms, limits)
@@ -238,7 +254,10 @@ class PartitionLog:
                 self._begin_epoch(leader_epoch)
         header.assign(base_offset=base_offset, leader_epoch=leader_epoch)
         try:
-            (segment.opened or segment.file).pwrite(batch, position)
+            file = segment.opened or segment.file
+            if header.attributes & CONTROL_BIT and producer_id >= 0:
+                index_aborted(self.producers, segment.transactions, HEADER.unpack_from(batch), batch)
+            file.pwrite(batch, position)
             segment.size = position + size
             self.log_end_offset = next_offset
             if max_timestamp > segment.max_timestamp:
@@ -248,7 +267,7 @@ class PartitionLog:
                 segment.add_index_entry(next_offset - 1, position)
             if producer_id >= 0:
                 if header.attributes & CONTROL_BIT:
-                    replay_producer(self.producers, segment.transactions, HEADER.unpack_from(batch), lambda: batch)
+                    replay_producer(self.producers, HEADER.unpack_from(batch), batch)
                 else:
                     self.producers.appended(
                         producer_id,
@@ -273,19 +292,22 @@ class PartitionLog:
         return self.log_end_offset
 
     def _append_assigned(self, batch: memoryview, fields: "Fields") -> None:
-        now_ms = max(fields[MAX_TIMESTAMP], 0)
+        now_ms = max(fields[MAX_TIMESTAMP], 0)  # the batches, and not this broker's clock, decide when to roll
         next_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] + 1
         segment = self._prepare(len(batch), fields[MAX_TIMESTAMP], next_offset, now_ms)
         if fields[LEADER_EPOCH] > self.epochs.latest:
             self.epochs.assign(fields[LEADER_EPOCH], fields[BASE_OFFSET])
         position, end_offset = segment.size, self.log_end_offset
         try:
-            segment.file.pwrite(batch, position)
+            file = segment.file
+            if fields[ATTRIBUTES] & CONTROL_BIT and fields[PRODUCER_ID] >= 0:
+                index_aborted(self.producers, segment.transactions, fields, batch)
+            file.pwrite(batch, position)
             segment.size = position + len(batch)
             self.log_end_offset = next_offset
             segment.note_batch(position, fields)
             if fields[PRODUCER_ID] >= 0:
-                replay_producer(self.producers, segment.transactions, fields, lambda: batch)
+                replay_producer(self.producers, fields, batch)
         except OSError as error:
             raise self._write_failed(segment, position, end_offset, error) from error
 
@@ -344,6 +366,7 @@ class PartitionLog:
             try:
                 if error.errno not in NOT_OPENED:
                     segment.file.truncate(position)
+                    segment.transactions.truncate_to(end_offset)  # the entry of an abort marker that was not written
                 # If the batch was the first one of its leader epoch, this epoch has no records here.
                 self.epochs.truncate_from_end(end_offset)
                 self._leader_epoch = -1
@@ -506,8 +529,9 @@ class PartitionLog:
         were silent for `producer.id.expiration.ms`. Segments that end above the high watermark (None: the log's end)
         are kept. The files are removed later, by `removal`. Raises StorageError.
         """
-        self.producers.expire(now_ms, self.config.producer_id_expiration_ms)
+        self.producers.expire(now_ms, self.config.producer_id_expiration_ms, self.log_end_offset)
         limit = self.log_end_offset if high_watermark is None else high_watermark
+        self.producers.forget_replicated(limit)  # also those that were replayed when the log was opened
         return self.look_up(lambda: self._retire(now_ms, limit))
 
     def _retire(self, now_ms: int, limit: int) -> int:

@@ -39,7 +39,7 @@ def encode_snapshot(state: ProducerState) -> bytes:
             entry.transaction_start,
         )
         position += _ENTRY.size
-    _HEAD.pack_into(data, 0, VERSION, 0, len(state.entries))
+    _HEAD.pack_into(data, 0, VERSION, 0, len(state.entries))  # the CRC, written next, covers the count
     _HEAD.pack_into(data, 0, VERSION, crc32c(memoryview(data)[6:]), len(state.entries))
     return bytes(data)
 

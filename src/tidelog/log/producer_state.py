@@ -6,10 +6,11 @@ must follow the last batch. A new epoch begins at sequence 0. An unknown or forg
 sequence. Sequences wrap from 2^31-1 to 0.
 """
 
+from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.log.transaction_index import AbortedTransaction
-from tidelog.wire.batches import CONTROL_BIT, TRANSACTIONAL_BIT
+from tidelog.wire.batches import ABORT, CONTROL_BIT, TRANSACTIONAL_BIT
 from tidelog.wire.errors import ApiError, ErrorCode, InvalidProducerEpoch, OutOfOrderSequenceNumber
 
 if TYPE_CHECKING:
@@ -22,13 +23,12 @@ SEQUENCE_MAX = (1 << 31) - 1
 NO_SEQUENCE = -1
 PRODUCERS_MAX = 100_000
 """Maximum number of producer ids in one partition. If there are more, the producers that were silent for the longest
-time are forgotten, except those with an open transaction."""
+part of the log are forgotten, except those with an open transaction."""
 FORGOTTEN_DIVISOR = 10
 """If the limit is reached, PRODUCERS_MAX / FORGOTTEN_DIVISOR producers are forgotten at once. Therefore the search for
 the producers that were silent for the longest time is rare."""
-
-ABORT = 0
-COMMIT = 1
+EXPIRY_SAMPLES = 8
+"""Number of log ends that `expire` remembers for one expiration time."""
 
 
 class ProducedBatch(NamedTuple):
@@ -46,13 +46,24 @@ class ProducerEntry:
     transaction is open.
     """
 
-    __slots__ = ("batches", "coordinator_epoch", "epoch", "last_timestamp", "next_sequence", "transaction_start")
+    __slots__ = (
+        "batches",
+        "coordinator_epoch",
+        "epoch",
+        "last_offset",
+        "last_timestamp",
+        "next_sequence",
+        "transaction_start",
+    )
 
     def __init__(self, epoch: int, last_timestamp: int) -> None:
         self.epoch = epoch
         self.batches: list[ProducedBatch] = []
         self.next_sequence = 0
         self.last_timestamp = last_timestamp
+        """Largest timestamp of the last batch. Clients choose it: it may be years old, although the batch is new."""
+        self.last_offset = -1
+        """Offset of the producer's last record or marker. Snapshots do not contain the offset of a marker."""
         self.coordinator_epoch = -1
         self.transaction_start = -1
 
@@ -63,6 +74,7 @@ class ProducerEntry:
         batches.append(batch)
         self.next_sequence = 0 if batch.last_sequence == SEQUENCE_MAX else batch.last_sequence + 1
         self.last_timestamp = batch.timestamp
+        self.last_offset = batch.last_offset
 
     def begin_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -86,23 +98,27 @@ def advance_sequence(first: int, delta: int) -> int:
 class ProducerState:
     """The producers of one partition."""
 
-    __slots__ = ("_replicating", "_verifications", "entries", "open_transactions", "producers_max")
+    __slots__ = ("_past_ends", "_replicating", "_verifications", "entries", "open_transactions", "producers_max")
 
     def __init__(self, producers_max: int = PRODUCERS_MAX) -> None:
         self.entries: dict[int, ProducerEntry] = {}
         self.open_transactions: dict[int, int] = {}
         """Producer ids of open transactions by first offset, ascending."""
-        self._replicating: list[CompletedTransaction] = []
-        """Completed transactions whose marker is possibly not below the high watermark yet."""
+        self._replicating: deque[CompletedTransaction] = deque()
+        """Completed transactions whose marker is possibly not below the high watermark yet, in the order of their
+        markers. See `forget_replicated`."""
         self.producers_max = producers_max
+        self._past_ends: list[tuple[int, int]] = []
+        """Times and ends of the log at earlier calls of `expire`, ascending."""
         self._verifications: dict[int, dict[object, int]] = {}
         """The verifications that are running for each producer id, with their epochs."""
 
     def begin_verification(self, producer_id: int, epoch: int) -> object:
         """Return a new object that stands for a question to the coordinator of the producer's transaction (KIP-890).
 
-        It becomes invalid when a marker ends the transaction: then the answer may be about a transaction that has
-        ended. Raises InvalidProducerEpoch if the log has a higher epoch of the producer: then nobody needs to be asked.
+        The object becomes invalid when a marker ends the transaction, since the coordinator's answer may then be about
+        a transaction that has ended. Raises InvalidProducerEpoch if the log has a higher epoch of the producer: then
+        the batch is refused without a question.
         """
         entry = self.entries.get(producer_id)
         if entry is not None and epoch < entry.epoch:
@@ -178,6 +194,22 @@ class ProducerState:
                 ErrorCode.TRANSACTION_COORDINATOR_FENCED,
             )
 
+    def check_coordinator_epoch(self, producer_id: int, coordinator_epoch: int, epoch_max: int) -> None:
+        """Raise INVALID_REQUEST if a marker states a coordinator epoch that no coordinator has had.
+
+        `epoch_max` is the highest epoch of a coordinator that this broker knows; an earlier marker of the producer may
+        state a higher one. If an invented epoch was accepted, the partition would refuse the markers of the real
+        coordinator for ever, and the producer's transactions would stay open in it. A coordinator whose epoch this broker
+        does not know yet tries again.
+        """
+        entry = self.entries.get(producer_id)
+        if coordinator_epoch > max(epoch_max, -1 if entry is None else entry.coordinator_epoch):
+            raise ApiError(
+                f"a marker for producer {producer_id} has coordinator epoch {coordinator_epoch}, but no coordinator has "
+                f"a higher epoch than {epoch_max}",
+                ErrorCode.INVALID_REQUEST,
+            )
+
     def check_epoch_of_v2_marker(self, producer_id: int, producer_epoch: int) -> None:
         """Raise InvalidProducerEpoch if a marker of transaction version 2 does not have a higher epoch than the records
         of the open transaction.
@@ -205,9 +237,7 @@ class ProducerState:
         """Update the state for an appended batch of records. Live appends and recovery both call this method."""
         entry = self.entries.get(producer_id)
         if entry is None:
-            if len(self.entries) >= self.producers_max:
-                self._forget_silent()
-            entry = self.entries[producer_id] = ProducerEntry(epoch, timestamp)
+            entry = self._add_entry(producer_id, epoch, timestamp)
         elif entry.epoch != epoch:
             entry.begin_epoch(epoch)
         last_sequence = base_sequence + last_offset_delta
@@ -229,11 +259,12 @@ class ProducerState:
         self.invalidate_verifications(producer_id, epoch)
         entry = self.entries.get(producer_id)
         if entry is None:
-            entry = self.entries[producer_id] = ProducerEntry(epoch, timestamp)
+            entry = self._add_entry(producer_id, epoch, timestamp)
         elif entry.epoch != epoch:
             entry.begin_epoch(epoch)
         entry.coordinator_epoch = coordinator_epoch
         entry.last_timestamp = timestamp
+        entry.last_offset = offset
         if entry.transaction_start < 0:
             return None
         completed = CompletedTransaction(producer_id, entry.transaction_start, offset, marker == ABORT)
@@ -242,49 +273,82 @@ class ProducerState:
         self._replicating.append(completed)
         return completed
 
-    def aborted(self, completed: CompletedTransaction) -> AbortedTransaction:
-        """Return the entry for the transaction index. `completed` is a transaction that was just aborted."""
-        last_stable_offset = next(iter(self.open_transactions), completed.last_offset + 1)
-        return AbortedTransaction(
-            completed.producer_id, completed.first_offset, completed.last_offset, last_stable_offset
-        )
+    def aborted_by_marker(self, producer_id: int, offset: int) -> AbortedTransaction | None:
+        """Return the entry for the transaction index that an abort marker at `offset` needs. Call it before
+        `marker_appended`. Returns None if the producer has no open transaction.
+        """
+        entry = self.entries.get(producer_id)
+        if entry is None or entry.transaction_start < 0:
+            return None
+        other_starts = (start for start in self.open_transactions if start != entry.transaction_start)
+        return AbortedTransaction(producer_id, entry.transaction_start, offset, next(other_starts, offset + 1))
 
     def first_unstable_offset(self, high_watermark: int) -> int | None:
         """Return the first offset of the oldest transaction that is open, or whose marker is not below the high
         watermark yet; None if there is no such transaction.
         """
-        waiting = self._replicating
-        if waiting and waiting[0].last_offset < high_watermark:
-            waiting = self._replicating = [
-                completed for completed in waiting if completed.last_offset >= high_watermark
-            ]
+        self.forget_replicated(high_watermark)
         first_open = next(iter(self.open_transactions), None)
-        if not waiting:
+        if not self._replicating:
             return first_open
-        first = min(completed.first_offset for completed in waiting)
+        first = min(completed.first_offset for completed in self._replicating)
         return first if first_open is None else min(first, first_open)
 
-    def expire(self, now_ms: int, expiration_ms: int) -> int:
-        """Forget producers without an open transaction that were silent for `expiration_ms`. Returns their number."""
-        before = len(self.entries)
-        if any(now_ms - entry.last_timestamp >= expiration_ms for entry in self.entries.values()):
-            self.entries = {
-                producer_id: entry
-                for producer_id, entry in self.entries.items()
-                if entry.transaction_start >= 0 or now_ms - entry.last_timestamp < expiration_ms
-            }
-        return before - len(self.entries)
+    def forget_replicated(self, high_watermark: int) -> None:
+        """Forget the completed transactions whose marker is below the high watermark.
+
+        Code that appends markers calls this method, because many partitions are never read by consumers, for example
+        those of `__consumer_offsets`.
+        """
+        replicating = self._replicating
+        while replicating and replicating[0].last_offset < high_watermark:
+            replicating.popleft()
+
+    def expire(self, now_ms: int, expiration_ms: int, end_offset: int) -> int:
+        """Forget producers without an open transaction that were silent for `expiration_ms`. Returns their number.
+
+        `end_offset` is the end of the log. A producer is silent if its last timestamp is old, and if it has appended
+        nothing since an earlier call. That call was `expiration_ms` ago; if this state is younger, it was the first
+        call. The timestamp alone does not show that a producer is silent: an active producer that copies old records
+        has old timestamps, too. If it was forgotten, a batch that it repeats would be appended twice.
+        """
+        ends = self._past_ends
+        if ends and (not self.entries or now_ms < ends[-1][0]):  # the clock was set back
+            ends.clear()
+        while len(ends) > 1 and now_ms - ends[1][0] >= expiration_ms:
+            del ends[0]
+        silent_below = ends[0][1] if ends else 0
+        if self.entries and (not ends or now_ms - ends[-1][0] >= expiration_ms // EXPIRY_SAMPLES):
+            ends.append((now_ms, end_offset))
+        expired = [
+            producer_id
+            for producer_id, entry in self.entries.items()
+            if now_ms - entry.last_timestamp >= expiration_ms
+            and entry.transaction_start < 0
+            and entry.last_offset < silent_below
+        ]
+        for producer_id in expired:
+            del self.entries[producer_id]
+        return len(expired)
 
     def restore(self, entries: dict[int, ProducerEntry]) -> None:
         """Replace the state by the state of a snapshot."""
         self.entries = entries
-        self._replicating = []
+        self._past_ends = []
+        self._replicating.clear()
         starts = sorted((e.transaction_start, i) for i, e in entries.items() if e.transaction_start >= 0)
         self.open_transactions = dict(starts)
 
+    def _add_entry(self, producer_id: int, epoch: int, timestamp: int) -> ProducerEntry:
+        if len(self.entries) >= self.producers_max:
+            self._forget_silent()
+        entry = self.entries[producer_id] = ProducerEntry(epoch, timestamp)
+        return entry
+
     def _forget_silent(self) -> None:
+        # The offset decides, not the timestamp, which clients choose: an active producer may write old timestamps.
         silent = sorted(
-            (entry.last_timestamp, producer_id)
+            (entry.last_offset, producer_id)
             for producer_id, entry in self.entries.items()
             if entry.transaction_start < 0
         )

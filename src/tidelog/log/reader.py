@@ -232,15 +232,16 @@ class LogReader:
             if not segment.transactions.exists:
                 continue
             if batches is not None:
-                end_offset, batches = min(end_offset, self._offset_behind(first, batches)), None
+                end_offset, batches = min(end_offset, self._offset_after(first, batches)), None
             for aborted in segment.transactions.entries(start):
                 if aborted.first_offset < end_offset:
                     transactions.append(aborted)
+                # All later entries belong to transactions that begin at or after this entry's last stable offset.
                 if aborted.last_stable_offset >= end_offset:
                     return sorted(transactions, key=lambda aborted: aborted.first_offset)
         return sorted(transactions, key=lambda aborted: aborted.first_offset)
 
-    def _offset_behind(self, number: int, batches: Slice) -> int:
+    def _offset_after(self, number: int, batches: Slice) -> int:
         """Return an offset at or after the end of the batches. They begin in segment `number` or in a later one."""
         segments = self._segments.items
         while number + 1 < len(segments) and segments[number + 1].base_offset <= batches.first_batch_offset:
@@ -287,7 +288,7 @@ class LogReader:
         if batch is None:
             return None
         position, size, fields = batch
-        largest = TimestampOffset(0, NO_TIMESTAMP - 1, 0)
+        largest = TimestampOffset(0, NO_TIMESTAMP - 1, 0)  # below every timestamp
         for record_offset, timestamp in _records(segment, position, size, start_offset):
             if timestamp > largest.timestamp:
                 largest = TimestampOffset(record_offset, timestamp, fields[LEADER_EPOCH])

@@ -111,7 +111,7 @@ def _have_base_timestamp_by_column(batch: memoryview, start: int, count: int) ->
         length, length_end = read_varint(batch, start)
     except MalformedMessage:
         return False
-    delta_at = length_end + 1  # behind the attributes
+    delta_at = length_end + 1  # the timestamp delta follows the attributes, which are one byte
     if length_end - start + length != stride:
         return False
     # Equal lengths at equal distances: each record begins where the one before it ends.

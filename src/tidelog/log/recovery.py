@@ -253,11 +253,14 @@ class LogOpener:
         try:
             end = self._replayed_from = self._end_of_active()
         except CorruptLog as error:
-            logger.warning("log is recovered though the last shutdown was clean reason=%s", error)
+            logger.warning("last shutdown was clean, but the log is recovered reason=%s", error)
             return None
         if self._segments.size_bytes and self._snapshots.offsets[-1:] != [end]:
-            logger.warning("log is recovered, it has no producer snapshot at its end path=%s", self._directory)
+            logger.warning("log without a producer snapshot at its end is recovered path=%s", self._directory)
             return None
+        # The index may end with a marker that a failing disk has not taken. Another marker may get its offset.
+        if not self._segments.active.transactions.ends_below(end):
+            self._segments.active.transactions.truncate_to(end)
         self._producers = restore_producers(self._snapshots, self._segments, start_offset, end)
         return end
 
@@ -341,6 +344,7 @@ class LogOpener:
             self._disk.sync_dir(self._directory)
             self._disk.sync_dir(self._directory.rpartition("/")[0])
         else:
+            # Nothing was synced here, so the name of the active segment is possibly not durable.
             self._segments.active.entry_unsynced = True
         return end
 
@@ -405,7 +409,7 @@ class LogOpener:
         position, end = self._replay_flushed(segment, start_position, replay_from)
         try:
             for at, batch, fields in batches(segment.file, position, segment.size, segment.base_offset, end):
-                if crc32c(batch[21:]) != fields[CRC]:
+                if crc32c(batch[21:]) != fields[CRC]:  # the CRC covers all bytes after its own field
                     raise CorruptLog(segment.path, at, f"the batch's CRC-32C is not the stated {fields[CRC]:#010x}")
                 segment.note_batch(at, fields)
                 self._replay(segment, at, len(batch), fields, replay_from)

@@ -2,7 +2,6 @@
 against this state.
 """
 
-from collections.abc import Callable
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -18,8 +17,7 @@ from tidelog.log.batch_scan import (
     Fields,
 )
 from tidelog.log.errors import CorruptLog
-from tidelog.log.producer_state import ABORT, COMMIT
-from tidelog.wire.batches import CONTROL_BIT
+from tidelog.wire.batches import ABORT, COMMIT, CONTROL_BIT
 from tidelog.wire.errors import InvalidRecord
 from tidelog.wire.records import decode_records
 
@@ -56,15 +54,28 @@ def end_marker(batch: "Buffer") -> tuple[int, int] | None:
     return kind, _END_MARKER.unpack_from(record.value)[1]
 
 
-def replay_producer(
-    producers: "ProducerState", transactions: "TransactionIndex", fields: Fields, read_batch: Callable[[], "Buffer"]
+def index_aborted(
+    producers: "ProducerState", transactions: "TransactionIndex", fields: Fields, batch: "Buffer"
 ) -> None:
-    """Apply one batch of a producer id. The marker of an aborted transaction adds an entry to `transactions`.
+    """If this control batch aborts a transaction, add the transaction to `transactions`.
 
-    `read_batch` is called only for a control batch. Raises ValueError if that batch cannot be decoded, and OSError.
+    Call it before `replay_producer`, which ends the transaction. A new batch is indexed before it is written: if the
+    disk is full, nothing has changed yet, and the marker can be written later. Raises ValueError if the batch cannot
+    be decoded, and OSError.
+    """
+    marker = end_marker(batch)
+    if marker is not None and marker[0] == ABORT:
+        aborted = producers.aborted_by_marker(fields[PRODUCER_ID], fields[BASE_OFFSET])
+        if aborted is not None:
+            transactions.append(aborted)
+
+
+def replay_producer(producers: "ProducerState", fields: Fields, batch: "Buffer | None") -> None:
+    """Apply one batch of a producer id. `batch` is needed only for a control batch; `index_aborted` has been called
+    with it. Raises ValueError if that batch cannot be decoded.
     """
     producer_id, epoch, base_offset = fields[PRODUCER_ID], fields[PRODUCER_EPOCH], fields[BASE_OFFSET]
-    if not fields[ATTRIBUTES] & CONTROL_BIT:
+    if batch is None or not fields[ATTRIBUTES] & CONTROL_BIT:
         producers.appended(
             producer_id,
             epoch,
@@ -75,20 +86,21 @@ def replay_producer(
             fields[ATTRIBUTES],
         )
         return
-    marker = end_marker(read_batch())
+    marker = end_marker(batch)
     if marker is not None:
         kind, coordinator_epoch = marker
-        completed = producers.marker_appended(
-            producer_id, epoch, coordinator_epoch, base_offset, fields[MAX_TIMESTAMP], kind
-        )
-        if completed is not None and completed.aborted:
-            transactions.append(producers.aborted(completed))
+        producers.marker_appended(producer_id, epoch, coordinator_epoch, base_offset, fields[MAX_TIMESTAMP], kind)
 
 
 def replay_batch(producers: "ProducerState", segment: "Segment", position: int, size: int, fields: Fields) -> None:
-    """Apply a batch of `segment` with `replay_producer`. Raises CorruptLog, OSError."""
+    """Apply a batch of `segment`, and index the transaction that it aborts. Raises CorruptLog, OSError."""
+    if not fields[ATTRIBUTES] & CONTROL_BIT:
+        replay_producer(producers, fields, None)
+        return
+    batch = segment.file.pread(size, position)
     try:
-        replay_producer(producers, segment.transactions, fields, lambda: segment.file.pread(size, position))
+        index_aborted(producers, segment.transactions, fields, batch)
+        replay_producer(producers, fields, batch)
     except ValueError as error:
         raise CorruptLog(segment.path, position, f"the control batch cannot be decoded: {error}") from error
 

@@ -10,9 +10,9 @@ The start offset is durable before the first file is removed. So if the first se
 files before it were not removed by retention: they were lost.
 
 The age of a segment counts from its largest record timestamp, or from the last change of its file if no record has a
-timestamp. The largest timestamp is stated in the headers of the batches. They are trusted if this timestamp is recent
-enough to keep the segment, or if it agrees with the time of the last change. Otherwise the records are read before the
-segment is deleted for its age.
+timestamp. The largest timestamp is stated in the headers of the batches. The headers are trusted if this timestamp is
+recent enough to keep the segment, or if it agrees with the time of the last change. Otherwise the records are read
+before the segment is deleted for its age.
 """
 
 from enum import Enum
@@ -226,6 +226,7 @@ class Retention:
             end_offset = items[index + 1].base_offset if index + 1 < len(items) else log_end_offset
             if end_offset > limit or (index + 1 == len(items) and not segment.size):
                 break
+            # From here on, `excess` is not negative if the log without this segment still has retention.bytes.
             excess -= segment.size
             is_below_start = end_offset <= log_start_offset and index + 1 < len(items)
             if not (is_below_start or excess >= 0 or _age_status(segment, config, now_ms) is AgeStatus.EXPIRED):

@@ -126,6 +126,8 @@ class Segment:
         self._interval = INTERVAL_BYTES
         self._entries_max = self._time_entries_max = NEVER
         self.size_limit = self.roll_timestamp = self.roll_now_ms = NEVER
+        """The segment is rolled before an append if it would then be larger than `size_limit`, if the batch has a later
+        timestamp than `roll_timestamp`, or if the time is after `roll_now_ms`."""
         self.clock_confirmed = False
         """Whether the records of the first batch were examined to determine `roll_timestamp`."""
         self.offset_limit = base_offset + INT32_MAX + 1
@@ -258,11 +260,13 @@ class Segment:
         """Add index entries for a batch that begins after `index_after`. Raises OSError, except for temporary errors
         such as a full disk.
         """
-        self.index.append(last_offset, position)
-        self.times.append(self.max_timestamp, self.max_timestamp_offset)
+        index, times = self.index, self.times
+        index.append(last_offset, position)
+        times.append(self.max_timestamp, self.max_timestamp_offset)
         self.index_after = position + self._interval
-        self._check_full()
-        if self.index.pending >= PENDING_MAX:
+        if index.count >= self._entries_max or times.count >= self._time_entries_max:
+            self.size_limit = -1  # `_check_full` without a call for each batch
+        if index.count - index.written >= PENDING_MAX:
             self.write_indexes()
 
     def note_batch(self, position: int, fields: Fields, latest: int | None = None) -> None:
@@ -530,8 +534,8 @@ class Segment:
     def truncate_to(self, offset: int) -> int:
         """Remove every batch that ends at or after `offset`. Returns the offset at which the segment ends now.
 
-        Blocks until the cut is durable. Otherwise, after a power failure, the removed bytes could reappear behind
-        later appends.
+        Blocks until the cut is durable. Otherwise, after a power failure, the removed bytes could reappear after the
+        batches that are appended later.
         """
         # Start at an index entry that is kept, because the kept time entries cover all batches before it.
         start = self.indexed_position(offset - 1) if offset > self.base_offset else 0

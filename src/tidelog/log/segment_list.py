@@ -48,6 +48,6 @@ class SegmentList:
     def replace(self, old: list[Segment], new: Segment) -> None:
         """Replace the neighbouring segments `old` by `new`."""
         index = self.items.index(old[0])
-        assert self.items[index : index + len(old)] == old, "the segments are neighbours"
+        assert self.items[index : index + len(old)] == old, "the segments are not neighbours"
         self.items[index : index + len(old)] = [new]
         self._base_offsets[index : index + len(old)] = [new.base_offset]

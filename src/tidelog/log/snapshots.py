@@ -93,7 +93,7 @@ def load_producers(snapshots: Snapshots, segments: "SegmentList", start: int, en
     if snapshot is None:
         return producers, -1
     offset, entries = snapshot
-    if offset < segments.items[0].base_offset:
+    if offset < segments.items[0].base_offset:  # the batches directly after the snapshot are missing
         return producers, offset
     producers.restore(entries)
     try:
@@ -101,7 +101,7 @@ def load_producers(snapshots: Snapshots, segments: "SegmentList", start: int, en
             segment.transactions.truncate_to(offset)
             _replay(producers, segment, 0, offset, start)
     except CorruptLog as error:
-        logger.warning("producers forgotten, batches below the log start offset are damaged reason=%s", error)
+        logger.warning("batches below the log start offset are damaged, producers forgotten reason=%s", error)
         producers = ProducerState()
     return producers, offset
 

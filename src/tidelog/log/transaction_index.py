@@ -92,6 +92,17 @@ class TransactionIndex:
             yield AbortedTransaction(producer_id, first, last, stable)
             previous_last = last
 
+    def ends_below(self, offset: int) -> bool:
+        """Return whether the last whole entry has its marker below `offset`. Only this entry is read. Raises OSError."""
+        if not self.exists:
+            return True
+        file = self._disk.open(self.path)
+        try:
+            position = (file.size() // ENTRY.size - 1) * ENTRY.size
+            return position < 0 or ENTRY.unpack(file.pread(ENTRY.size, position))[3] < offset
+        finally:
+            file.close()
+
     def truncate_to(self, offset: int) -> None:
         """Remove the transactions whose marker is at `offset` or later. Also remove the first entry that cannot be
         read, and all entries after it. Raises OSError.

@@ -293,7 +293,9 @@ class _Findings:
         # this offset must be inside the batch.
         if self.first_disorder is not None and (config.compacts or config.record_validation == "full"):
             index, delta = self.first_disorder
-            raise InvalidRecord(f"record {index} of the batch has offset delta {delta}: they must count from 0")
+            raise InvalidRecord(
+                f"record {index} of the batch has offset delta {delta}: offset deltas must count from 0"
+            )
         if self.keyless_count and config.compacts:
             message = "a record without a key cannot go to a compacted topic"
             raise RefusedRecords(
@@ -338,7 +340,7 @@ def _in_range(header: "BatchHeader", earliest: int, latest: int) -> bool:
 
 
 def _refuse_append_time(header: "BatchHeader") -> None:
-    message = "the broker sets the append time here; a producer may not"
+    message = "the topic has message.timestamp.type=LogAppendTime, so only the broker may set the append time"
     raise RefusedRecords(
         f"the batch is refused: {message}",
         ErrorCode.INVALID_TIMESTAMP,

@@ -69,7 +69,7 @@ DIRECTORY_REASONS = {
     "-future": "a partition that moves here from another data directory",
     "-stray": "a partition of a topic that no longer exists, put aside: delete it if you do not need it",
 }
-OTHER_DIRECTORY_REASON = "a directory that holds no live partition"
+OTHER_DIRECTORY_REASON = "not the directory of a partition"
 
 UNKNOWN_END = -1
 """The end offset of a segment that cannot be read."""
@@ -352,9 +352,12 @@ class _Verifier:
                     NOTE,
                 )
             elif starts.get(epoch, offset + 1) > offset:
-                stated = f"begins it at offset {starts[epoch]}" if epoch in starts else "does not have it"
+                stated = f"begins at offset {starts[epoch]}" if epoch in starts else "does not exist"
                 self._result.add_finding(
-                    path, 0, f"a batch at offset {offset} in {segment} is of epoch {epoch}, but the checkpoint {stated}"
+                    path,
+                    0,
+                    f"a batch at offset {offset} in {segment} has epoch {epoch}, but according to the checkpoint, "
+                    f"epoch {epoch} {stated}",
                 )
 
     # Segments
@@ -426,7 +429,7 @@ class _Verifier:
         next_time = 0
         for position, batch, fields in self._readable_batches(path, base_offset):
             self._result.batches += 1
-            if crc32c(batch[21:]) != fields[CRC]:
+            if crc32c(batch[21:]) != fields[CRC]:  # the CRC covers all bytes after its own field
                 self._result.add_finding(path, position, f"the batch's CRC-32C is not the stated {fields[CRC]:#010x}")
             elif self._decode:
                 self._verify_records(path, position, batch, fields)

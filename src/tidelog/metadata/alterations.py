@@ -32,10 +32,12 @@ LOGGER_RESOURCE = 8
 CLIENT_METRICS_RESOURCE = 16
 GROUP_RESOURCE = 32
 CHANGES_MAX = 10_000
-"""Maximum number of changes of one resource in a request. There are fewer settings than this, so a request with more
-changes repeats names or contains unknown names."""
+"""Maximum number of changes of one resource in a request. A resource has fewer settings than this, so a request with
+more changes repeats names or contains unknown names."""
 GROUPS_WITH_SETTINGS_MAX = 10_000
+"""Maximum number of groups that have settings of their own."""
 SUBSCRIPTIONS_MAX = 10_000
+"""Maximum number of client metrics subscriptions."""
 
 
 class Operation(IntEnum):
@@ -95,9 +97,9 @@ def alter_configs(
             if counts[resource] > 1:
                 raise ApiError("the request has this resource more than once", ErrorCode.INVALID_REQUEST)
             node_id = config.node_id if asked_node_id is None else asked_node_id
-            changed_settings = _alter(image, alteration, config, node_id)
-            check_min_isr_of_brokers(image, changed_settings)
-            records += changed_settings
+            setting_records = _alter(image, alteration, config, node_id)
+            check_min_isr_of_brokers(image, setting_records)
+            records += setting_records
         except ApiError as error:
             results.append(AlterationResult(*resource, error.code, error.message))
         else:
@@ -110,7 +112,7 @@ def _alter(
     image: MetadataImage, alteration: Alteration, config: BrokerConfig, asked_node_id: int
 ) -> list[JournalRecord]:
     if len(alteration.changes) > CHANGES_MAX:
-        raise ApiError(f"a request may change at most {CHANGES_MAX} settings of a resource", ErrorCode.INVALID_REQUEST)
+        raise ApiError(f"the request has more than {CHANGES_MAX} changes of this resource", ErrorCode.INVALID_REQUEST)
     settings = [change.setting for change in alteration.changes]
     if len(dict.fromkeys(settings)) != len(settings):
         raise ApiError("the request has a setting more than once", ErrorCode.INVALID_REQUEST)
@@ -122,13 +124,16 @@ def _alter(
         return _alter_group(image, alteration, config)
     if alteration.resource_type == CLIENT_METRICS_RESOURCE:
         return _alter_client_metrics(image, alteration)
-    raise ApiError(f"resource type {alteration.resource_type} is not known here", ErrorCode.INVALID_REQUEST)
+    raise ApiError(f"unknown resource type {alteration.resource_type}", ErrorCode.INVALID_REQUEST)
 
 
 def _alter_topic(image: MetadataImage, alteration: Alteration, config: BrokerConfig) -> list[JournalRecord]:
     name = alteration.resource_name
     if not name:
-        raise ApiError("defaults for all topics are settings of the broker (log.*)", ErrorCode.INVALID_REQUEST)
+        raise ApiError(
+            "the topic has no name: to set a default for all topics, alter a setting of the broker",
+            ErrorCode.INVALID_REQUEST,
+        )
     refusal = name_refusal(name)
     if refusal is not None:
         raise ApiError(refusal, ErrorCode.INVALID_TOPIC_EXCEPTION)
@@ -141,7 +146,7 @@ def _alter_topic(image: MetadataImage, alteration: Alteration, config: BrokerCon
         raise ApiError(str(error), ErrorCode.INVALID_CONFIG) from None
     if topic is None:
         raise ApiError(f"there is no topic {name!r}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    return [TopicConfigChanged(topic.topic_id, setting, value) for setting, value in _difference(before, after)]
+    return [TopicConfigChanged(topic.topic_id, setting, value) for setting, value in _changed_settings(before, after)]
 
 
 def _alter_broker(
@@ -150,11 +155,12 @@ def _alter_broker(
     broker = broker_name(alteration.resource_name, asked_node_id)
     before = image.broker_configs.get(broker, {})
     after = _settings_after(alteration, before, BROKER_KEYS, lambda key: _static_text(key, config))
-    difference = _difference(before, after)
+    changed = _changed_settings(before, after)
     configs_after = {**image.broker_configs, broker: after}
     config_after = config.with_dynamic(configs_after.get("", {}), configs_after.get(str(asked_node_id), {}))
-    check_broker_settings(broker, dict(difference), config, config_after)
-    stored = [(setting, _stored_text(setting, value)) for setting, value in difference]
+    check_broker_settings(broker, dict(changed), config, config_after)
+    # A secret that is set again is a changed setting, but its stored text is the same as before: no record is needed.
+    stored = [(setting, _stored_text(setting, value)) for setting, value in changed]
     return [BrokerConfigChanged(broker, setting, value) for setting, value in stored if before.get(setting) != value]
 
 
@@ -167,14 +173,20 @@ def _stored_text(setting: str, value: str | None) -> str | None:
 def _alter_group(image: MetadataImage, alteration: Alteration, config: BrokerConfig) -> list[JournalRecord]:
     group = alteration.resource_name
     if not group:
-        raise ApiError("defaults for all groups are settings of the broker (group.*)", ErrorCode.INVALID_REQUEST)
+        raise ApiError(
+            "the group has no name: to set a default for all groups, alter a setting of the broker",
+            ErrorCode.INVALID_REQUEST,
+        )
     before = image.group_configs.get(group, {})
     after = _settings_after(alteration, before, GROUP_KEYS, lambda key: _static_text(key, config))
     check_group_settings(after, config)
     if after and not before and len(image.group_configs) >= GROUPS_WITH_SETTINGS_MAX:
-        message = f"at most {GROUPS_WITH_SETTINGS_MAX} groups may have settings of their own"
+        message = (
+            f"there can be at most {GROUPS_WITH_SETTINGS_MAX} groups with settings: "
+            "remove all settings of another group first"
+        )
         raise ApiError(message, ErrorCode.POLICY_VIOLATION)
-    return [GroupConfigChanged(group, setting, value) for setting, value in _difference(before, after)]
+    return [GroupConfigChanged(group, setting, value) for setting, value in _changed_settings(before, after)]
 
 
 def _alter_client_metrics(image: MetadataImage, alteration: Alteration) -> list[JournalRecord]:
@@ -186,8 +198,9 @@ def _alter_client_metrics(image: MetadataImage, alteration: Alteration) -> list[
     after = _settings_after(alteration, before, {}, lambda key: key.default)
     check_client_metrics(after)
     if after and not before and len(image.client_metrics_configs) >= SUBSCRIPTIONS_MAX:
-        raise ApiError(f"there may be at most {SUBSCRIPTIONS_MAX} subscriptions", ErrorCode.POLICY_VIOLATION)
-    return [ClientMetricsConfigChanged(name, setting, value) for setting, value in _difference(before, after)]
+        message = f"there can be at most {SUBSCRIPTIONS_MAX} subscriptions: remove another one first"
+        raise ApiError(message, ErrorCode.POLICY_VIOLATION)
+    return [ClientMetricsConfigChanged(name, setting, value) for setting, value in _changed_settings(before, after)]
 
 
 def broker_name(resource_name: str, node_id: int) -> str:
@@ -206,7 +219,10 @@ def check_node(resource_name: str, node_id: int) -> None:
     if not digits.isascii() or not digits.isdigit() or len(digits) > 10:
         raise ApiError(f"a broker must be named by its number, not {resource_name[:100]!r}", ErrorCode.INVALID_REQUEST)
     if int(resource_name) != node_id:
-        raise ApiError(f"this is broker {node_id}, not {int(resource_name)}", ErrorCode.INVALID_REQUEST)
+        raise ApiError(
+            f"the request is for broker {int(resource_name)}, but was sent to broker {node_id}",
+            ErrorCode.INVALID_REQUEST,
+        )
 
 
 def _settings_after(
@@ -260,9 +276,11 @@ def _edited_list(text: str, change: Change) -> str:
 
 
 def _static_text(key: Key, config: BrokerConfig) -> str | None:
+    """Return the text of a broker's setting that applies while nobody has altered the setting."""
     return config.static.get(key.name, key.default)
 
 
-def _difference(before: Mapping[str, str], after: Mapping[str, str]) -> list[tuple[str, str | None]]:
-    changes: list[tuple[str, str | None]] = [(name, text) for name, text in after.items() if before.get(name) != text]
-    return changes + [(name, None) for name in before if name not in after]
+def _changed_settings(before: Mapping[str, str], after: Mapping[str, str]) -> list[tuple[str, str | None]]:
+    """Return each setting whose text differs, with its new text; None if the setting is removed."""
+    changed: list[tuple[str, str | None]] = [(name, text) for name, text in after.items() if before.get(name) != text]
+    return changed + [(name, None) for name in before if name not in after]

@@ -28,15 +28,15 @@ from tidelog.wire.errors import ApiError, ErrorCode
 logger = logging.getLogger("tidelog.metadata")
 
 ACQUIRE_EXTRA_S: Final = 4.0
-"""If the lease belongs to an earlier process, a start waits for a full term of the lease and this additional time, in
-seconds, since a store may notice late that a lease has ended."""
+"""If the lease belongs to an earlier process, a start waits for a full term of the lease and for this additional time,
+in seconds. A store may notice late that a lease has ended."""
 HEARTBEAT_RETRY_S: Final = 0.2
 """Pause before the next heartbeat, in seconds, after a failed heartbeat and while the broker waits for a change of its
 state."""
 HEARTBEAT_TIMEOUT_MS: Final = 5000
 """Longest time that one heartbeat waits for its answer."""
 LEASE_CHECK_S: Final = 0.5
-"""Interval of `on_lease_over` while this broker has no lease, in seconds."""
+"""Interval of the calls of `on_lease_over` while this broker has no lease, in seconds."""
 
 
 class BrokerLifecycle:
@@ -99,7 +99,7 @@ class BrokerLifecycle:
         `Store.acquire`.
         """
         name = broker_lease(self._node_id)
-        ends_s = self._clock.monotonic() + self.session_ms / 1000 + ACQUIRE_EXTRA_S
+        deadline_s = self._clock.monotonic() + self.session_ms / 1000 + ACQUIRE_EXTRA_S
         is_logged = False
         while True:
             lease = await self._acquire()
@@ -109,10 +109,10 @@ class BrokerLifecycle:
             if current_lease is not None and current_lease.holder == previous_incarnation:
                 await self._store.release(current_lease)
                 continue
-            if self._clock.monotonic() >= ends_s:
+            if self._clock.monotonic() >= deadline_s:
                 raise LeaseLost(f"another process runs as broker {self._node_id}: stop it, or choose another node.id")
             if not is_logged:
-                logger.warning("broker lease is held by another process, waiting for its end lease=%s", name)
+                logger.warning("broker lease is held by another process, waiting until the lease ends lease=%s", name)
                 is_logged = True
             await self._tasks.sleep(RETRY_S)
         self._lease = lease
@@ -158,6 +158,8 @@ class BrokerLifecycle:
         broker had no lease.
         """
         while lease.is_valid:
+            # A successful heartbeat returns when this broker has processed the metadata. Before the broker is
+            # registered, it leads no partition, and the controller has made no decision about it.
             if self.broker_epoch < 0 or await self._send_heartbeat():
                 logger.warning("broker lease acquired again node=%d", self._node_id)
                 self._notify(self.on_lease_regained)
@@ -182,14 +184,14 @@ class BrokerLifecycle:
     async def begin_to_serve(self) -> None:
         """Send heartbeats from now on, and wait until this broker may lead partitions.
 
-        The listeners must have processed the current image before this call, so that the broker can serve its
-        partitions. Raises ApiError if the controller has not unfenced this broker within
+        All parts of the broker that listen for images must have processed the current image before this call, so that
+        the broker can serve its partitions. Raises ApiError if the controller has not unfenced this broker within
         `initial.broker.registration.timeout.ms`.
         """
         self._heartbeat_task = self._tasks.spawn(self._run_heartbeats(), name="broker-heartbeats")
-        ends_s = self._clock.monotonic() + self._config.initial_broker_registration_timeout_ms / 1000
+        deadline_s = self._clock.monotonic() + self._config.initial_broker_registration_timeout_ms / 1000
         while self._is_fenced:
-            remaining_s = ends_s - self._clock.monotonic()
+            remaining_s = deadline_s - self._clock.monotonic()
             if remaining_s <= 0:
                 raise ApiError(f"broker {self._node_id} is still fenced", ErrorCode.REQUEST_TIMED_OUT)
             await asyncio.wait((self._next_answer,), timeout=remaining_s)
@@ -229,7 +231,7 @@ class BrokerLifecycle:
 
     async def _send_heartbeat(self) -> bool:
         """Send one heartbeat, and process its answer. Returns whether the controller accepted it."""
-        if not await self._is_registered():
+        if not await self._ensure_registered():
             return False
         request = Heartbeat(
             self._node_id, self.broker_epoch, self._cache.image.position, wants_shutdown=self._wants_shutdown
@@ -256,13 +258,15 @@ class BrokerLifecycle:
             self._next_answer.set_result(None)
         self._next_answer = self._tasks.future()
 
-    async def _is_registered(self) -> bool:
-        """Return whether this run is registered. If an administrator has removed its registration, register it again.
+    async def _ensure_registered(self) -> bool:
+        """Register this run again if an administrator has removed its registration. Return whether it is registered.
 
         If another run is registered with this node id, this broker stops.
         """
         image = self._cache.image
         current = image.brokers.get(self._node_id)
+        # The broker epoch is the position of the journal entry with the registration. Until the image contains this
+        # entry, the image cannot show that the registration was removed.
         if image.position <= self.broker_epoch or (current is not None and current.incarnation == self._incarnation):
             return True
         if current is not None:

@@ -69,7 +69,7 @@ class ClusterUpkeep:
         # newly registered broker could seem to have no lease.
         image = self._journal.image
         unfenced = [broker for broker in image.brokers.values() if not broker.fenced]
-        if not unfenced or not image.has_fencing:
+        if not unfenced or image.metadata_level == 0:
             return
         holders = {lease.name: lease.holder for lease in await self._store.held_leases(BROKER_LEASES)}
         for broker in unfenced:
@@ -90,13 +90,17 @@ class ClusterUpkeep:
 
         Returns whether the elections are complete.
         """
-        return not self._journal.image.has_fencing or not (await self._controller.decide(self._decide_leaderless)).error
+        if self._journal.image.metadata_level == 0:
+            return True
+        answer = await self._controller.decide(self._decide_leaderless)
+        return not answer.error
 
     async def _rebalance(self) -> bool:
         """Make preferred replicas leaders again. Returns False if more elections remain for a later call."""
-        if not self._config.auto_leader_rebalance_enable or not self._journal.image.has_fencing:
+        if not self._config.auto_leader_rebalance_enable or self._journal.image.metadata_level == 0:
             return True
-        return not (await self._controller.decide(self._decide_rebalance)).value
+        answer = await self._controller.decide(self._decide_rebalance)
+        return not answer.value  # None after an error: the next rebalance comes after the usual interval
 
     def _decide_leaderless(self, image: MetadataImage) -> Steps[JournalDecision[None]]:
         return elect_leaderless(image, self._config)

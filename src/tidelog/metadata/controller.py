@@ -33,8 +33,8 @@ NAMED_PARTITIONS_MAX = 100_000
 """Maximum number of partitions that one request for elections or reassignments may name. A request for the election of
 all partitions names no partition, so this limit does not apply to it."""
 SETTINGS_MAX = 10_000
-"""Maximum number of settings of one new topic in a request. There are fewer settings than this, so a request with more
-settings repeats names or contains unknown names."""
+"""Maximum number of settings of one new topic in a request. A topic has fewer settings than this, so a request with
+more settings repeats names or contains unknown names."""
 PRODUCER_ID_BLOCK = 1000
 """Number of producer ids that a broker gets in one allocation."""
 REPEATED_TOPIC = "the request has this topic more than once"
@@ -64,7 +64,7 @@ class NewTopic(NamedTuple):
     """Number of partitions; -1 means the broker's default, or the number of `assignments` if there are any."""
     replication_factor: int = -1
     assignments: Sequence[tuple[int, Sequence[int]]] = ()
-    """Each partition with its replicas."""
+    """The number of each partition, with the ids of its replicas."""
     config: Sequence[tuple[str, str | None]] = ()
 
 
@@ -222,7 +222,7 @@ def _first_isrs(image: MetadataImage, first: int, replicas: Sequence[tuple[int, 
 
 def _checked_settings(topic: NewTopic, config: BrokerConfig) -> dict[str, str]:
     if len(topic.config) > SETTINGS_MAX:
-        raise ApiError(f"a request may set at most {SETTINGS_MAX} settings of a topic", ErrorCode.INVALID_CONFIG)
+        raise ApiError(f"the request has more than {SETTINGS_MAX} settings of this topic", ErrorCode.INVALID_CONFIG)
     settings: dict[str, str] = {}
     for name, value in topic.config:
         if value is None:
@@ -254,12 +254,17 @@ def _assigned_replicas(image: MetadataImage, topic: NewTopic) -> list[tuple[int,
 def _placed_replicas(
     image: MetadataImage, topic: NewTopic, config: BrokerConfig, created_before: int
 ) -> Steps[list[tuple[int, ...]]]:
+    """Choose the replicas of a new topic without assignments. See `place_in_steps` for `created_before`."""
     factor = topic.replication_factor
     if factor < -1 or factor == 0:
-        raise ApiError("the replication factor must be at least 1, or -1", ErrorCode.INVALID_REPLICATION_FACTOR)
+        raise ApiError(
+            "the replication factor must be at least 1, or -1 for the default", ErrorCode.INVALID_REPLICATION_FACTOR
+        )
     partitions = topic.partitions
     if partitions < -1 or partitions == 0:
-        raise ApiError("the number of partitions must be at least 1, or -1", ErrorCode.INVALID_PARTITIONS)
+        raise ApiError(
+            "the number of partitions must be at least 1, or -1 for the default", ErrorCode.INVALID_PARTITIONS
+        )
     partitions = config.num_partitions if partitions == -1 else partitions
     factor = config.default_replication_factor if factor == -1 else factor
     _check_replication_factor(image, factor)
@@ -284,6 +289,7 @@ def delete_topics(
     """Delete topics. Each choice succeeds or fails on its own. A topic that is chosen more than once is not deleted,
     and has one result.
     """
+    # A choice with both a name and an id, or with neither, is not valid. `_find_topic` refuses each of them.
     repeated = yield from _find_repeated(c for c in choices if (c.name is None) != (c.topic_id == NO_TOPIC_ID))
     results: list[TopicResult] = []
     for choice in repeated:
@@ -382,6 +388,7 @@ def create_partitions(
 def _add_partitions(
     image: MetadataImage, topic: TopicImage, request: MorePartitions, created_before: int
 ) -> Steps[PartitionsAdded]:
+    """Return the record that adds partitions to a topic. Raises ApiError. See `place_in_steps` for `created_before`."""
     count_before = len(topic.partitions)
     added = request.total - count_before
     if added <= 0:
@@ -393,7 +400,7 @@ def _add_partitions(
     if len(last_directory) > FILE_NAME_MAX:
         raise ApiError(f"{last_directory} is too long for a directory's name", ErrorCode.INVALID_PARTITIONS)
     if added > PARTITIONS_PER_REQUEST_MAX:
-        message = f"one request may add at most {PARTITIONS_PER_REQUEST_MAX} partitions, not {added}"
+        message = f"the request adds {added} partitions, but can add at most {PARTITIONS_PER_REQUEST_MAX}"
         raise ApiError(message, ErrorCode.INVALID_PARTITIONS)
     factor = topic.replication_factor
     if request.assignments is None:
@@ -410,7 +417,7 @@ def _add_partitions(
 def register_broker(
     image: MetadataImage, broker_id: int, incarnation: str, endpoints: Sequence[Endpoint], rack: str | None
 ) -> JournalDecision[None]:
-    """Register a broker. Its epoch is the journal's position, which grows with every appended entry."""
+    """Register a broker. The broker's epoch is the journal's end position, which grows with every appended entry."""
     return JournalDecision([BrokerRegistered(broker_id, image.position, incarnation, tuple(endpoints), rack)], None)
 
 

@@ -52,9 +52,9 @@ class ElectionRules(NamedTuple):
     min_isr: int
     """`min.insync.replicas` of the topic. If a partition has fewer replicas than this, it needs only as many in-sync
     replicas as it has replicas."""
-    elr: bool
+    uses_elr: bool
     """Whether `eligible.leader.replicas.version` is at least 1."""
-    unclean: bool
+    allows_unclean: bool
     """Whether rule 4 of this module applies: any active replica may lead."""
 
 
@@ -64,7 +64,7 @@ class TopicRules:
     def __init__(self, image: MetadataImage, config: BrokerConfig) -> None:
         """`config` contains the controller's settings. They apply if neither the topic nor the cluster has a value."""
         self._cluster_config = config.with_dynamic(image.broker_configs.get("", {}), {})
-        self._elr = image.feature_levels.get(ELR_FEATURE, 0) >= 1
+        self._uses_elr = image.feature_levels.get(ELR_FEATURE, 0) >= 1
         self._rules_by_texts: dict[tuple[str | None, str | None], ElectionRules] = {}
 
     def of(self, settings: Mapping[str, str]) -> ElectionRules:
@@ -75,7 +75,7 @@ class TopicRules:
             min_isr = topic_value(MIN_INSYNC_REPLICAS, settings, self._cluster_config)
             assert isinstance(min_isr, int)
             unclean = topic_value(UNCLEAN_ELECTION, settings, self._cluster_config)
-            rules = self._rules_by_texts[texts] = ElectionRules(min_isr, self._elr, bool(unclean))
+            rules = self._rules_by_texts[texts] = ElectionRules(min_isr, self._uses_elr, bool(unclean))
         return rules
 
 
@@ -87,7 +87,7 @@ class Target(NamedTuple):
     adding: tuple[int, ...] | None = None
     removing: tuple[int, ...] | None = None
     recovery: int | None = None
-    unclean_stop: int | None = None
+    unclean_broker: int | None = None
     """A broker that may have lost records from its log. It is removed from the ISR and the ELR."""
     prefer_first: bool = False
     """Whether the first replica becomes the leader if it may lead. Otherwise the current leader remains if possible."""
@@ -103,19 +103,20 @@ def next_state(state: PartitionState, target: Target, rules: ElectionRules, is_a
     replicas, adding, removing, isr = _after_reassignment(state, target, is_active)
     min_isr = min(rules.min_isr, len(replicas))
     elr: tuple[int, ...] = ()
-    if rules.elr and len(isr) < min_isr:
-        elr = _eligible_replicas(state, isr, replicas, target.unclean_stop)
+    if rules.uses_elr and len(isr) < min_isr:
+        elr = _eligible_replicas(state, isr, replicas, target.unclean_broker)
     recovery = state.recovery if target.recovery is None else target.recovery
     leader, is_unclean = _elect(state, replicas, isr, elr, rules, is_active, target.prefer_first)
     if is_unclean:
         isr, elr, recovery = (leader,), (), RECOVERING
     elif leader in elr:
+        # The ISR now contains only the leader. If this is enough for min.insync.replicas, the ELR is empty.
         isr, elr = (leader,), tuple(replica for replica in elr if replica != leader and min_isr > 1)
-    if not isr and not rules.elr:
+    if not isr and not rules.uses_elr:
         # Without ELR, the last members remain in the ISR, since they have all committed records.
         isr = tuple(replica for replica in state.isr if replica in replicas)
     last_known_elr = state.last_known_elr
-    if leader != NO_LEADER or not rules.elr:
+    if leader != NO_LEADER or not rules.uses_elr:
         last_known_elr = ()
     elif not isr and not last_known_elr:
         # The last known leader is the leader that stops now. If the leader had already stopped while ELR was off, the
@@ -163,15 +164,15 @@ def _after_reassignment(
 
 
 def _eligible_replicas(
-    state: PartitionState, isr: Sequence[int], replicas: Sequence[int], unclean_stop: int | None
+    state: PartitionState, isr: Sequence[int], replicas: Sequence[int], unclean_broker: int | None
 ) -> tuple[int, ...]:
     """Return the ELR for the new ISR `isr`. It consists of the previous members of the ISR and the ELR that are not in
-    `isr`, without `unclean_stop` and removed replicas. Called only if `isr` is smaller than `min.insync.replicas`.
+    `isr`, without `unclean_broker` and removed replicas. Called only if `isr` is smaller than `min.insync.replicas`.
 
     The high watermark does not move while the ISR is so small, so these replicas have every committed record.
     """
     candidates = sorted({*state.elr, *state.isr})
-    return tuple(r for r in candidates if r not in isr and r != unclean_stop and r in replicas)
+    return tuple(r for r in candidates if r not in isr and r != unclean_broker and r in replicas)
 
 
 def _elect(
@@ -189,11 +190,11 @@ def _elect(
     for replica in (*preferred, *replicas):
         if replica in candidates and is_active(replica):
             return replica, False
-    if rules.elr and not candidates and len(state.last_known_elr) == 1:
+    if rules.uses_elr and not candidates and len(state.last_known_elr) == 1:
         (last_leader,) = state.last_known_elr
         if last_leader in replicas and is_active(last_leader):
             return last_leader, True
-    if rules.unclean:
+    if rules.allows_unclean:
         for replica in replicas:
             if is_active(replica):
                 return replica, True
@@ -225,7 +226,7 @@ def remove_broker(
 
     def without_broker(state: PartitionState, topic_rules: ElectionRules) -> PartitionState:
         isr = tuple(replica for replica in state.isr if replica != broker_id)
-        target = Target(isr=isr, unclean_stop=broker_id if unclean_stop else None)
+        target = Target(isr=isr, unclean_broker=broker_id if unclean_stop else None)
         return next_state(state, target, topic_rules, is_active)
 
     def is_active(replica: int) -> bool:
@@ -333,7 +334,7 @@ def _elect_on_request(
     if not 0 <= partition < len(topic.partitions):
         raise ApiError(f"No such partition as {name}-{partition}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     state = changes.state(topic, partition)
-    topic_rules = rules.of(topic.config)._replace(unclean=election_type == UNCLEAN)
+    topic_rules = rules.of(topic.config)._replace(allows_unclean=election_type == UNCLEAN)
     if election_type == UNCLEAN:
         is_needed = state.leader == NO_LEADER
         code = ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
@@ -366,7 +367,7 @@ def rebalance_leaders(image: MetadataImage, config: BrokerConfig) -> Steps[Journ
         for partition, state in enumerate(topic.partitions):
             if state.leader == state.replicas[0] or not image.is_active(state.replicas[0]):
                 continue
-            topic_rules = rules.of(topic.config)._replace(unclean=False)
+            topic_rules = rules.of(topic.config)._replace(allows_unclean=False)
             new_state = next_state(state, Target(prefer_first=True), topic_rules, image.is_active)
             if new_state.leader == state.leader:
                 continue

@@ -151,8 +151,9 @@ class EtcdStore(RemoteStore):
             key = self._key("snapshots", parts_id, str(i))
             gateway.change("/v3/kv/put", {"key": to_text(key), "value": to_text(part)})
         if self._point_to(gateway, SnapshotPointer.of(snapshot, parts_id, len(parts))):
-            earlier_parts = self._key("snapshots", parts_prefix(snapshot.position))
-            self._delete(gateway, self._key("snapshots", ""), earlier_parts)
+            # The ids of parts begin with the position of their snapshot, so the parts of earlier snapshots come first.
+            earlier_parts_end = self._key("snapshots", parts_prefix(snapshot.position))
+            self._delete(gateway, self._key("snapshots", ""), earlier_parts_end)
             self._trim(gateway, snapshot.position)
         else:
             own_parts = self._key("snapshots", parts_id, "")
@@ -213,7 +214,8 @@ class EtcdStore(RemoteStore):
         """
         if ttl_ms is None:
             return "0"
-        answer = gateway.change("/v3/lease/grant", {"TTL": str(-(-ttl_ms // 1000)), "ID": "0"})
+        ttl_s = -(-ttl_ms // 1000)  # rounded up
+        answer = gateway.change("/v3/lease/grant", {"TTL": str(ttl_s), "ID": "0"})
         return str(answer["ID"])
 
     def _release(self, gateway: EtcdGateway, lease: Lease) -> None:

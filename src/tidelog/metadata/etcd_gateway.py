@@ -18,6 +18,7 @@ from tidelog.metadata.store import StoreFailed, StoreUnavailable
 
 CONNECT_TIMEOUT_S: Final = 2.0
 ANSWER_TIMEOUT_S: Final = 5.0
+"""Longest time that a call waits for its answer. A watch has its own time."""
 ANSWER_BYTES_MAX: Final = 64 << 20
 """Upper bound on the bytes of one answer. etcd answers with at most 4 MiB, which take more bytes in JSON."""
 
@@ -71,8 +72,10 @@ class EtcdGateway:
         return self._exchange(path, body)
 
     def watch(self, key: bytes, revision: int, timeout_s: float) -> bool:
-        """Wait until the key is changed at `revision` or later, for at most about `timeout_s` seconds. Return False if
-        the server could not be reached or closed the connection; the caller should then pause before it calls again.
+        """Wait until the key is changed at `revision` or later, for at most about `timeout_s` seconds.
+
+        Return False if the server could not be reached or closed the connection; the caller should then pause before it
+        calls again. Otherwise return True, also if the time is over.
         """
         body = {"create_request": {"key": to_text(key), "start_revision": str(revision)}}
         try:
@@ -81,6 +84,7 @@ class EtcdGateway:
             self._connection.sock.settimeout(timeout_s)
             while line := response.readline(1 << 20):
                 result = json.loads(line).get("result", {})
+                # etcd cancels the watch if the history from `revision` on was compacted, so the key may have changed.
                 if result.get("events") or result.get("canceled"):
                     return True
         except TimeoutError:
@@ -105,6 +109,7 @@ class EtcdGateway:
             connection.close()
 
     def _exchange(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Send one request and return its answer. Raises AnswerLost, AnswerTooLarge, StoreUnavailable, StoreFailed."""
         try:
             response = self._send(path, body)
             content = response.read(ANSWER_BYTES_MAX + 1)

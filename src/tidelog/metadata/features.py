@@ -64,15 +64,20 @@ def change_feature_level(image: MetadataImage, change: LevelChange, config: Brok
                 f"broker {broker.broker_id} supports levels {lowest} to {highest} of {feature}, not {level}; upgrade "
                 "or unregister it"
             )
+    # Nothing changes if the level is recorded already, or is 0. A level that applies without a record
+    # (LEVELS_WITHOUT_RECORD) gets its record now.
     if level == current_level and (not level or feature in image.feature_levels):
         return JournalDecision([], None)
     if level < current_level and not change.allow_downgrade:
-        raise _refusal(f"{feature} has level {current_level}, and an upgrade to level {level} would be a downgrade")
+        raise _refusal(
+            f"{feature} has level {current_level}; the change to level {level} is a downgrade, which the request does "
+            "not allow"
+        )
     if level < current_level and feature == METADATA_FEATURE:
         raise _refusal(
             f"{feature} has level {current_level} and cannot be lowered: the journal has records of that level"
         )
-    if feature != METADATA_FEATURE and not image.has_fencing and not is_alone:
+    if feature != METADATA_FEATURE and image.metadata_level == 0 and not is_alone:
         raise _refusal(f"{feature} needs level 1 of {METADATA_FEATURE}")
     records: list[JournalRecord] = [FeatureLevelChanged(feature, level)]
     if feature == ELR_FEATURE:

@@ -36,13 +36,13 @@ from tidelog.quotas.entities import Entity
 NO_LEADER: Final = -1
 METADATA_FEATURE: Final = "tidelog.metadata.version"
 """The feature whose level says which kinds of journal records all brokers can read. With level 1 they can read all
-kinds."""
+kinds. With level 0 the journal must not contain the kinds that only clusters use."""
 ELR_FEATURE: Final = "eligible.leader.replicas.version"
 """Kafka's feature for eligible leader replicas (KIP-966)."""
 TRANSACTION_FEATURE: Final = "transaction.version"
 """The protocol of transactions (KIP-890): with level 2, each end of a transaction increments the producer's epoch."""
 LEVELS_WITHOUT_RECORD: Final[Mapping[str, int]] = {TRANSACTION_FEATURE: 2}
-"""Level of a feature for which the journal has no record. A feature that is missing here then has level 0."""
+"""The level of each of these features while the journal has no record of it. Other features then have level 0."""
 
 CONSUMER_OFFSETS = "__consumer_offsets"
 TRANSACTION_STATE = "__transaction_state"
@@ -181,11 +181,11 @@ class MetadataImage:
         return broker is not None and not broker.fenced
 
     @property
-    def has_fencing(self) -> bool:
-        """Whether the level of METADATA_FEATURE is 1 or higher. If so, brokers are fenced when they register, and the
-        journal may contain the kinds of records that only clusters use.
+    def metadata_level(self) -> int:
+        """The level of METADATA_FEATURE. With level 1 or higher, brokers are fenced when they register, and the journal
+        may contain the kinds of records that only clusters use.
         """
-        return self.feature_levels.get(METADATA_FEATURE, 0) > 0
+        return self.feature_levels.get(METADATA_FEATURE, 0)
 
     def feature_level(self, feature: str) -> int:
         """Return the finalized level of a feature."""
@@ -207,8 +207,10 @@ EMPTY_IMAGE: Final = MetadataImage()
 
 
 class ImageBuilder:
-    """Applies records to an image. The image itself is not changed: a mapping is copied before a record changes it. The
-    mappings of topics and quotas, and a topic's tuple of partitions, are copied only before the first change.
+    """Applies records to an image. The image itself is not changed: a mapping is copied before a record changes it.
+
+    Most mappings are small and are copied again for each such record. The mappings of topics and quotas, and a topic's
+    tuple of partitions, may be large, so they are copied only before the first change.
     """
 
     def __init__(self, image: MetadataImage) -> None:
@@ -327,6 +329,9 @@ class ImageBuilder:
             self._change_states(change)
 
     def _change_states(self, change: StateChange) -> None:
+        """Apply the same change to the states of several partitions. Each partition epoch is incremented. If the change
+        contains a leader, each leader epoch is incremented, too.
+        """
         changed_fields = {name: value for name, value in change._asdict().items() if value is not None}
         del changed_fields["partitions"]
         changed_states: dict[PartitionState, PartitionState] = {}  # equal states share one object
@@ -371,7 +376,7 @@ class ImageBuilder:
             values.pop(record.key, None)
         else:
             values[record.key] = record.value
-        if values:
+        if values:  # an entity without quotas is not listed
             self._copied_quotas[record.entity] = values
 
     def _client_metrics_config_changed(self, record: ClientMetricsConfigChanged) -> None:

@@ -7,7 +7,7 @@ from tidelog.metadata.controller import NewTopic
 from tidelog.metadata.image import CONSUMER_OFFSETS, INTERNAL_TOPICS, TRANSACTION_STATE, MetadataImage
 
 
-def internal_topic(name: str, config: BrokerConfig, brokers: int) -> NewTopic | None:
+def internal_topic(name: str, config: BrokerConfig, broker_count: int) -> NewTopic | None:
     """Return the topic to create for `name`, or None if no coordinator of this broker uses a topic of this name.
 
     The replication factor is at most the number of registered brokers, so that a single broker can create the topic.
@@ -15,7 +15,7 @@ def internal_topic(name: str, config: BrokerConfig, brokers: int) -> NewTopic | 
     shape = _shape(name, config)
     if shape is None:
         return None
-    factor = min(shape.replication_factor, max(brokers, 1))
+    factor = min(shape.replication_factor, max(broker_count, 1))
     settings = internal_settings(name, config)
     return NewTopic(name, shape.partitions, factor, config=list(settings.items()))
 

@@ -92,16 +92,18 @@ def _check_proposal(state: PartitionState, broker_id: int, proposal: IsrProposal
     """
     if proposal.leader_epoch > state.leader_epoch or proposal.partition_epoch > state.partition_epoch:
         # The leader has seen a later entry of the journal than this controller.
-        raise ApiError("this controller is behind the leader", ErrorCode.NOT_CONTROLLER)
+        raise ApiError(
+            "the leader has seen a later change of the partition than this controller", ErrorCode.NOT_CONTROLLER
+        )
     if broker_id != state.leader:
         raise ApiError("only the leader may change the ISR", ErrorCode.INVALID_REQUEST)
     if proposal.leader_epoch < state.leader_epoch:
-        raise ApiError("the leader epoch has ended", ErrorCode.FENCED_LEADER_EPOCH)
+        raise ApiError("a later leader epoch has begun", ErrorCode.FENCED_LEADER_EPOCH)
     if proposal.partition_epoch < state.partition_epoch:
-        raise ApiError("the partition has changed since", ErrorCode.INVALID_UPDATE_VERSION)
+        raise ApiError("the proposal is based on an earlier state of the partition", ErrorCode.INVALID_UPDATE_VERSION)
     members = [member for member, _ in proposal.isr]
     if not set(members) <= set(state.replicas) or len(set(members)) != len(members) or state.leader not in members:
-        raise ApiError("the ISR must be the leader and other replicas, each once", ErrorCode.INVALID_REQUEST)
+        raise ApiError("the ISR must contain the leader and other replicas, each once", ErrorCode.INVALID_REQUEST)
     if proposal.recovery not in (RECOVERED, RECOVERING):
         raise ApiError(f"recovery state {proposal.recovery} is unknown", ErrorCode.INVALID_REQUEST)
     if proposal.recovery == RECOVERING and (len(members) > 1 or state.recovery == RECOVERED):
@@ -116,4 +118,4 @@ def _check_members(image: MetadataImage, proposal: IsrProposal) -> None:
         if not image.is_active(member):
             raise ApiError(f"broker {member} is fenced or shutting down", ErrorCode.INELIGIBLE_REPLICA)
         if epoch not in (ANY_BROKER_EPOCH, image.brokers[member].epoch):
-            raise ApiError(f"broker {member} has restarted", ErrorCode.INELIGIBLE_REPLICA)
+            raise ApiError(f"broker {member} was restarted after it fetched", ErrorCode.INELIGIBLE_REPLICA)

@@ -198,6 +198,7 @@ class Journal:
             try:
                 await self._append_entry(entry_records, data, lease)
             except (PositionTaken, LeaseLost, StoreUnavailable, StoreFailed, EntryPending) as error:
+                # If the first of several entries is pending, the store may get it later without the other entries.
                 if is_first and (len(entries) == 1 or not isinstance(error, EntryPending)):
                     raise
                 raise PartlyAppended(f"the metadata may be changed in part: {error}") from error

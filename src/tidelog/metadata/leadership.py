@@ -26,7 +26,7 @@ from tidelog.runtime.interfaces import Runtime
 logger = logging.getLogger("tidelog.metadata")
 
 CONTROLLER_LEASE: Final = "controller"
-_HOLDER_START: Final = "broker-"
+_HOLDER_PREFIX: Final = "broker-"
 NOT_RENEWED: Final = "the lease was not renewed in time"
 RENEWALS_PER_LEASE: Final = 3
 """The regular pause between two renewals is the duration of the lease divided by this number. After a failed renewal,
@@ -43,12 +43,12 @@ def controller_holder(node_id: int, identity: str) -> str:
     processes can reach. `identity` distinguishes this broker from another broker with the same node id. It is the id of
     the broker's first data directory, or the id of the run.
     """
-    return f"{_HOLDER_START}{node_id}/{identity}"
+    return f"{_HOLDER_PREFIX}{node_id}/{identity}"
 
 
 def holding_broker(lease: Lease) -> int | None:
     """Return the node id in the holder of a controller lease, or None if the holder contains no node id."""
-    text = lease.holder.removeprefix(_HOLDER_START).partition("/")[0]
+    text = lease.holder.removeprefix(_HOLDER_PREFIX).partition("/")[0]
     return int(text) if text.isascii() and text.isdigit() else None
 
 
@@ -84,7 +84,7 @@ class HeldLease:
         self._term = None if ttl_ms is None else LeaseTerm(runtime.clock, ttl_ms)
         if self._term is not None:
             self._term.extend(sent_s)
-        self._appends = 0
+        self._append_count = 0
 
     @staticmethod
     async def acquire(store: Store, runtime: Runtime, name: str, holder: str, ttl_ms: int | None) -> "HeldLease | None":
@@ -169,8 +169,8 @@ class HeldLease:
         OutcomeUnknown is raised; for other leases, StoreFailed is raised.
         """
         self.check()
-        entry = SentEntry(position, f"{self.lease.holder}/{self.lease.epoch}", self._appends)
-        self._appends += 1
+        entry = SentEntry(position, f"{self.lease.holder}/{self.lease.epoch}", self._append_count)
+        self._append_count += 1
         try:
             await self._store.append(position, data, self.lease, entry.writer, entry.number)
         except AppendUnknown as error:
@@ -187,8 +187,8 @@ class HeldLease:
         """Return when it is certain that the store has the entry. Raises PositionTaken, LeaseLost and OutcomeUnknown;
         see `append`.
         """
-        latest_s = self._clock.monotonic() + SETTLE_S
-        while self.is_valid and (self.expires or self._clock.monotonic() < latest_s):
+        deadline_s = self._clock.monotonic() + SETTLE_S
+        while self.is_valid and (self.expires or self._clock.monotonic() < deadline_s):
             try:
                 await settle_append(self._store, entry.position, data, self.lease, entry.writer, entry.number)
                 return

@@ -170,14 +170,14 @@ class UpdateFeatures(NamedTuple):
 
 
 class DescribeQuorum(NamedTuple):
-    """Describe the controller and how far the brokers have followed the journal. It changes nothing."""
+    """Describe the controller and how far the brokers have followed the journal. The request changes nothing."""
 
     timeout_ms: int | None = None
 
 
 class CatchUp(NamedTuple):
     """Wait until the broker that asks has processed every change that the controller had decided when it got this
-    request. It changes nothing.
+    request. The request changes nothing.
     """
 
     timeout_ms: int | None = None
@@ -389,18 +389,23 @@ class ControllerRouter:
         return answer
 
     async def _ask(self, request: ControllerRequest) -> Answer[Any]:
+        """Ask the controller, and try again while no broker is the controller.
+
+        A request may be sent until CONTROLLER_WAIT_S have passed. If its answer was lost, a REPEATABLE request is sent
+        again until its timeout, and any other request gets REQUEST_TIMED_OUT.
+        """
         if self._channel is None:
             return await self._local.execute(request)
         timeout_ms: int | None = getattr(request, "timeout_ms", None)
         if timeout_ms is not None and timeout_ms <= 0:
             return Answer(None, ErrorCode.REQUEST_TIMED_OUT)
         began_s = self._clock.monotonic()
-        ends_s = began_s + (FORWARD_TIMEOUT_MS if timeout_ms is None else timeout_ms) / 1000
-        unsent_until_s = min(ends_s, began_s + CONTROLLER_WAIT_S)
+        deadline_s = began_s + (FORWARD_TIMEOUT_MS if timeout_ms is None else timeout_ms) / 1000
+        send_deadline_s = min(deadline_s, began_s + CONTROLLER_WAIT_S)
         may_be_executed = False
         while True:
             try:
-                answer = await self._ask_once(request, self._channel, ends_s)
+                answer = await self._ask_once(request, self._channel, deadline_s)
             except AnswerLost as error:
                 answer = Answer(None, ErrorCode.REQUEST_TIMED_OUT, f"the controller has not answered: {error}")
                 may_be_executed = True
@@ -409,11 +414,11 @@ class ControllerRouter:
             else:
                 if answer.error is not ErrorCode.NOT_CONTROLLER:
                     return answer
-            if self._clock.monotonic() + RETRY_S >= (ends_s if may_be_executed else unsent_until_s):
+            if self._clock.monotonic() + RETRY_S >= (deadline_s if may_be_executed else send_deadline_s):
                 return answer._replace(error=ErrorCode.REQUEST_TIMED_OUT) if may_be_executed else answer
             await self._tasks.sleep(RETRY_S)
 
-    async def _ask_once(self, request: ControllerRequest, channel: ControllerChannel, ends_s: float) -> Answer[Any]:
+    async def _ask_once(self, request: ControllerRequest, channel: ControllerChannel, deadline_s: float) -> Answer[Any]:
         """Ask the broker that is the controller according to the image. Raises AnswerLost.
 
         The answer is NOT_CONTROLLER if that broker cannot be reached or is not the controller. The caller must then try
@@ -426,20 +431,20 @@ class ControllerRouter:
         if controller is None or controller.broker_id == self._node_id:
             return Answer(None, ErrorCode.NOT_CONTROLLER, NO_CONTROLLER)
         try:
-            answer = await channel.ask(controller, request, max(ends_s - self._clock.monotonic(), 0))
+            answer = await channel.ask(controller, request, max(deadline_s - self._clock.monotonic(), 0))
         except ControllerUnreachable as error:
             message = (
                 f"metadata cannot be changed: the controller, broker {controller.broker_id}, cannot be reached: {error}"
             )
             return Answer(None, ErrorCode.NOT_CONTROLLER, message)
-        return await self._when_followed(answer, ends_s)
+        return await self._when_followed(answer, deadline_s)
 
-    async def _when_followed(self, answer: Answer[Any], ends_s: float) -> Answer[Any]:
+    async def _when_followed(self, answer: Answer[Any], deadline_s: float) -> Answer[Any]:
         """Return the answer when this broker has processed the metadata on which the answer is based."""
         if answer.position <= self._cache.image.position:
             return answer
         following = self._tasks.spawn(self._publisher.wait_for(answer.position), name="follow-controller")
-        done, _ = await asyncio.wait((following,), timeout=max(ends_s - self._clock.monotonic(), 0))
+        done, _ = await asyncio.wait((following,), timeout=max(deadline_s - self._clock.monotonic(), 0))
         if done:
             return answer
         following.cancel()

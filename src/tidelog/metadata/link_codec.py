@@ -101,6 +101,7 @@ def encode_error(answer: Answer[None]) -> bytes:
 
 @cache
 def _error_codec() -> Codec:
+    # The value is always None, and every optional type encodes None in the same way: int stands for all of them.
     return fields_codec(Answer, {**get_type_hints(Answer), "value": int | None})
 
 
@@ -120,7 +121,7 @@ def _reader(data: Buffer, size_max: int) -> ValueReader:
         raise MalformedValue("this is not a message between a broker and the controller")
     version = reader.byte()
     if version != FORMAT_VERSION:
-        raise UnknownValue(f"version {version} of the format is unknown here")
+        raise UnknownValue(f"version {version} of the format of these messages is unknown here: upgrade this broker")
     return reader
 
 

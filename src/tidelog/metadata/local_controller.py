@@ -74,8 +74,8 @@ class LocalController:
         shared_store: Store | None = None,
     ) -> None:
         """`shared_store` contains the leases of the brokers. It is None if only this broker uses the store."""
-        self.deciding = asyncio.Lock()
-        """Locked while a change is decided and appended."""
+        self.decision_lock = asyncio.Lock()
+        """Held while a change is decided and appended."""
         self.mutation_quota: MutationQuota | None = None
         """Limits how many partitions each client may create and delete."""
         self._journal = journal
@@ -84,7 +84,7 @@ class LocalController:
         self._runtime = runtime
         self._shared_store = shared_store
         self._heartbeats = Heartbeats(config)
-        self._failed_changes = LogLimit(runtime.clock.monotonic)
+        self._failure_log_limit = LogLimit(runtime.clock.monotonic)
         """Limits the log lines about changes that the store did not accept."""
         self.has_to_be_active = False
         """Whether this broker must always be the controller, since it has no channel to other brokers. If so, it tries
@@ -104,7 +104,7 @@ class LocalController:
 
     async def deactivate(self, reason: str = NOT_THE_CONTROLLER) -> None:
         """Finish the change that is being decided, and then refuse all changes with `reason`."""
-        async with self.deciding:
+        async with self.decision_lock:
             self._lease = None
             self._refusal = reason
 
@@ -124,36 +124,37 @@ class LocalController:
 
     async def execute(self, request: ControllerRequest) -> Answer[Any]:
         """Execute one request. A change that has begun is completed even if the caller is cancelled."""
-        if self._waits_for_lease:
+        if self._will_regain_lease:
             await self._wait_for_lease()
-        is_lease_valid = False
+        other_run_has_lease = False
         if isinstance(request, link.RegisterBroker) and self._shared_store is not None:
             try:
-                is_lease_valid = await _has_another_run(self._shared_store, request)
+                other_run_has_lease = await _other_run_has_lease(self._shared_store, request)
             except (StoreUnavailable, StoreFailed) as error:
                 return Answer(None, ErrorCode.NOT_CONTROLLER, f"the leases of the brokers cannot be read: {error}")
         budget = _PartitionBudget(getattr(request, "requester", None), self.mutation_quota, self._now_ms)
         answer = await self._commit(
-            self._decision(request, budget.reserve, is_lease_valid), getattr(request, "timeout_ms", None)
+            self._decision(request, budget.reserve, other_run_has_lease), getattr(request, "timeout_ms", None)
         )
         if self._shared_store is not None and _may_allow_elections(request) and not answer.error:
             await self.decide(lambda image: elect_leaderless(image, self._config))
         return answer._replace(throttle_ms=budget.throttle_ms)
 
     @property
-    def _waits_for_lease(self) -> bool:
-        """Whether this broker becomes the controller again as soon as it can reach the store."""
+    def _will_regain_lease(self) -> bool:
+        """Whether this broker has lost its lease, and acquires it again as soon as it can reach the store."""
         return self.has_to_be_active and not self._refuses_until_restart and not self.is_active
 
     async def _wait_for_lease(self) -> None:
         if self._lease is not None:
+            # The term of the lease is over. As soon as the lease counts as lost, this broker acquires a new one.
             self._lease.lose(NOT_RENEWED)
-        ends_s = self._runtime.clock.monotonic() + LEASE_WAIT_S
-        while self._waits_for_lease and self._runtime.clock.monotonic() < ends_s:
+        deadline_s = self._runtime.clock.monotonic() + LEASE_WAIT_S
+        while self._will_regain_lease and self._runtime.clock.monotonic() < deadline_s:
             await self._runtime.tasks.sleep(RETRY_S / 2)
 
     def _decision(
-        self, request: ControllerRequest, reserve: controller.ReservePartitions, is_lease_valid: bool
+        self, request: ControllerRequest, reserve: controller.ReservePartitions, other_run_has_lease: bool
     ) -> Decide[Any]:
         """Return the function that decides the request."""
         config, new_id = self._config, self._new_topic_id
@@ -179,7 +180,7 @@ class LocalController:
             case link.AllocateProducerIds(node_id):
                 return lambda image: _allocate_producer_ids(image, node_id)
             case link.RegisterBroker():
-                return lambda image: _register(image, request, config, is_lease_valid=is_lease_valid)
+                return lambda image: _register(image, request, config, other_run_has_lease=other_run_has_lease)
             case link.BrokerHeartbeat(heartbeat):
                 return lambda image: self._heartbeats.decide(image, heartbeat)
             case link.AlterPartition(broker_id, broker_epoch, proposals):
@@ -242,8 +243,9 @@ class LocalController:
             return Answer(None, error.code, error.message)
 
     async def _try_change(self, decide: Decide[R]) -> Answer[R]:
+        """Run one change, and wait until its image is published. Raises ApiError."""
         try:
-            async with self.deciding:
+            async with self.decision_lock:
                 lease = self._valid_lease()
                 decided = decide(self._journal.image)
                 decision = decided if isinstance(decided, JournalDecision) else await self._runtime.turns.run(decided)
@@ -290,7 +292,7 @@ class LocalController:
                 return lease
         except LeaseLost as error:
             refusal = str(error)
-        code = ErrorCode.KAFKA_STORAGE_ERROR if self._waits_for_lease else ErrorCode.NOT_CONTROLLER
+        code = ErrorCode.KAFKA_STORAGE_ERROR if self._will_regain_lease else ErrorCode.NOT_CONTROLLER
         raise ApiError(f"metadata cannot be changed: {refusal}", code)
 
     async def _append(self, lease: HeldLease, new_records: list[JournalRecord]) -> None:
@@ -307,7 +309,7 @@ class LocalController:
             # Kafka uses this error code for a request that creates too many partitions.
             raise ApiError(f"{error}: make the change smaller", ErrorCode.POLICY_VIOLATION) from None
         except StoreUnavailable as error:
-            if self._failed_changes.admits_line():
+            if self._failure_log_limit.admits_line():
                 logger.error("metadata not changed reason=%s", error)
             raise ApiError(f"metadata cannot be changed: {error}", ErrorCode.KAFKA_STORAGE_ERROR) from None
         except (PositionTaken, LeaseLost) as error:
@@ -387,16 +389,16 @@ def _may_allow_elections(request: ControllerRequest) -> bool:
     )
 
 
-async def _has_another_run(store: Store, request: link.RegisterBroker) -> bool:
+async def _other_run_has_lease(store: Store, request: link.RegisterBroker) -> bool:
     """Return whether another process has the lease of the broker that the request registers."""
     lease = await find_lease(store, broker_lease(request.registration.broker_id))
     return lease is not None and lease.holder != request.registration.incarnation
 
 
 def _register(
-    image: MetadataImage, request: link.RegisterBroker, config: BrokerConfig, *, is_lease_valid: bool
+    image: MetadataImage, request: link.RegisterBroker, config: BrokerConfig, *, other_run_has_lease: bool
 ) -> Steps[JournalDecision[int]]:
-    decision = yield from register_broker(image, request.registration, config, is_lease_valid=is_lease_valid)
-    if request.renew_leaderships and not image.has_fencing:
+    decision = yield from register_broker(image, request.registration, config, other_run_has_lease=other_run_has_lease)
+    if request.renew_leaderships and image.metadata_level == 0:
         decision.records.extend(controller.renew_leadership(image, request.registration.broker_id))
     return decision

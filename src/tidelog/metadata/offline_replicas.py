@@ -40,15 +40,15 @@ def end_replicas(
         if topic is None or not 0 <= index < len(topic.partitions):
             continue
         state = changes.state(topic, index)
-        if is_counted_on(state, broker_id):
+        if leads_or_may_lead(state, broker_id):
             isr = tuple(member for member in state.isr if member != broker_id)
-            target = Target(isr=isr, unclean_stop=broker_id)
+            target = Target(isr=isr, unclean_broker=broker_id)
             new_state = next_state(state, target, rules.of(topic.config), is_active)
             if new_state.leader != NO_LEADER or new_state.elr or isr:
                 changes.put(topic, index, new_state)
     return JournalDecision(changes.records(), None)
 
 
-def is_counted_on(state: PartitionState, broker_id: int) -> bool:
+def leads_or_may_lead(state: PartitionState, broker_id: int) -> bool:
     """Return whether the broker leads the partition, or may be elected as its leader without loss of records."""
     return state.leader == broker_id or broker_id in state.isr or broker_id in state.elr

@@ -17,21 +17,21 @@ from tidelog.wire.errors import ApiError, ErrorCode
 
 
 def place_in_steps(
-    image: MetadataImage, partitions: int, replication_factor: int, first: int = 0
+    image: MetadataImage, partitions: int, replication_factor: int, created_before: int = 0
 ) -> Steps[list[tuple[int, ...]]]:
     """Return the replicas of each partition, the leader first. Leaders and followers rotate over the active brokers.
 
-    There must be at least `replication_factor` registered brokers, and at least one active broker. `first` is the
-    number of topics that were placed earlier for the same request. The first leader depends on the number of existing
-    partitions plus `first`. As a result, 100 topics with one partition each are spread as evenly as one topic with 100
-    partitions.
+    There must be at least `replication_factor` registered brokers, and at least one active broker. `created_before` is
+    the number of topics that were placed earlier for the same request. The first leader depends on the number of
+    existing partitions plus `created_before`. As a result, 100 topics with one partition each are spread as evenly as
+    one topic with 100 partitions.
     """
     active = [broker.broker_id for broker in image.brokers.values() if broker.active]
     inactive = [broker.broker_id for broker in image.brokers.values() if not broker.active]
     factor = min(replication_factor, len(active))
     inactive_replicas = tuple(inactive[: replication_factor - factor])
     racks = {broker: image.brokers[broker].rack for broker in active}
-    start = image.partition_count + first
+    start = image.partition_count + created_before
     if len(set(racks.values())) <= 1:
         return [
             _rotated_replicas(active, turn, factor) + inactive_replicas for turn in range(start, start + partitions)
@@ -45,6 +45,7 @@ def place_in_steps(
 
 
 def _rotated_replicas(brokers: Sequence[int], turn: int, replication_factor: int) -> tuple[int, ...]:
+    """Return the replicas of one partition. `turn` is the number of the partition in the order of placement."""
     count = len(brokers)
     leader = turn % count
     if count == 1:
@@ -77,6 +78,7 @@ class _RackPlacement:
         """Number of replicas that were placed on each broker up to now."""
 
     def replicas(self, turn: int, replication_factor: int) -> tuple[int, ...]:
+        """Return the replicas of one partition. `turn` is the number of the partition in the order of placement."""
         count = len(self._brokers)
         leader = self._brokers[turn % count]
         chosen = [leader]

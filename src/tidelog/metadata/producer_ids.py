@@ -3,6 +3,7 @@
 import asyncio
 
 from tidelog.metadata.link import AllocateProducerIds, ControllerLink
+from tidelog.wire.errors import ApiError, CoordinatorLoadInProgress
 
 
 class ProducerIds:
@@ -15,17 +16,24 @@ class ProducerIds:
         self._controller = controller
         self._request = AllocateProducerIds(node_id, timeout_ms)
         self._block = iter(range(0))
-        self._allocating = asyncio.Lock()
+        self._allocation_lock = asyncio.Lock()
 
     async def next(self) -> int:
-        """Return an id that was never assigned in this cluster. Raises ApiError."""
+        """Return an id that was never assigned in this cluster.
+
+        Raises CoordinatorLoadInProgress if the controller allocates no block now. As in Kafka, it does not matter why:
+        clients repeat InitProducerId and EndTxn after this error, and give up after most other errors.
+        """
         producer_id = next(self._block, None)
         while producer_id is None:
-            async with self._allocating:
+            async with self._allocation_lock:
                 producer_id = next(self._block, None)
                 if producer_id is None:
-                    answer = await self._controller.allocate_producer_ids(self._request)
-                    first, end = answer.result()
+                    try:
+                        first, end = (await self._controller.allocate_producer_ids(self._request)).result()
+                    except ApiError as error:
+                        reason = error.message or error.code.name
+                        raise CoordinatorLoadInProgress(f"no producer ids can be allocated: {reason}") from error
                     self._block = iter(range(first, end))
                     producer_id = next(self._block)
         return producer_id

@@ -45,7 +45,7 @@ class Publisher:
         self._tasks = tasks
         self._config = config
         self._cache = cache
-        self._publishing = asyncio.Lock()
+        self._publishing_lock = asyncio.Lock()
         self._role_listeners: list[RoleListener] = []
         self._listeners: list[ImageListener] = []
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
@@ -61,7 +61,7 @@ class Publisher:
 
         `roles` is the role listener of the same part of the broker, if that part has one.
         """
-        async with self._publishing:
+        async with self._publishing_lock:
             if roles is not None:
                 roles(EMPTY_IMAGE, self._cache.image)
                 self._role_listeners.append(roles)
@@ -76,7 +76,7 @@ class Publisher:
         return self._tasks.spawn(self._publish(old, new), name="metadata-publish")
 
     async def _publish(self, old: MetadataImage, new: MetadataImage) -> None:
-        async with self._publishing:
+        async with self._publishing_lock:
             self._apply_settings(new)
             for change_roles in self._role_listeners:
                 try:
@@ -110,7 +110,7 @@ class Publisher:
 
     async def wait_until_idle(self) -> None:
         """Wait until the changes that were published before this call are processed."""
-        async with self._publishing:
+        async with self._publishing_lock:
             pass
 
     def _apply_settings(self, image: MetadataImage) -> None:
@@ -129,7 +129,9 @@ def _warn_of_settings_without_effect(old: MetadataImage, new: MetadataImage) -> 
             if without_effect and (
                 old_topic is None or without_effect != topic_settings_without_effect(old_topic.config)
             ):
-                logger.warning("settings without effect here topic=%s settings=%s", name, ",".join(without_effect))
+                logger.warning(
+                    "settings have no effect in Tidelog topic=%s settings=%s", name, ",".join(without_effect)
+                )
 
 
 async def _notify(listener: ImageListener, old: MetadataImage, new: MetadataImage) -> None:

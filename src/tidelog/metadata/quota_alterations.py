@@ -60,7 +60,10 @@ def alter_quotas(
         try:
             entity_records, is_new = _alter(image, parts, same_entity[0].changes)
             if is_new and len(image.client_quotas) + added_entities >= ENTITIES_MAX:
-                message = f"at most {ENTITIES_MAX} users, client ids and addresses may have quotas of their own"
+                message = (
+                    f"there can be at most {ENTITIES_MAX} users, client ids and addresses with quotas: "
+                    "remove all quotas of another one first"
+                )
                 raise ApiError(message, ErrorCode.POLICY_VIOLATION)
             added_entities += is_new
             records += entity_records
@@ -79,7 +82,7 @@ def _alter(
 ) -> tuple[list[ClientQuotaChanged], bool]:
     """Return the records, and whether the entity gets its first quotas. Raises ApiError."""
     if len(changes) > CHANGES_MAX:
-        raise ApiError(f"a request may change at most {CHANGES_MAX} quotas of an entity", ErrorCode.INVALID_REQUEST)
+        raise ApiError(f"the request has more than {CHANGES_MAX} changes of this entity", ErrorCode.INVALID_REQUEST)
     if len({change.key: None for change in changes}) < len(changes):
         raise ApiError("the request has a key more than once for this entity", ErrorCode.INVALID_REQUEST)
     entity: Entity = entity_of(parts)

@@ -61,7 +61,7 @@ def alter_reassignments(
         yield
         name, partition, replicas = reassignment
         try:
-            topic = _find_partition(image, name, partition)
+            topic = _find_topic(image, name, partition)
             if replicas is None:
                 _cancel(changes, image, topic, partition, rules)
             else:
@@ -73,8 +73,8 @@ def alter_reassignments(
     return JournalDecision(changes.records(), results)
 
 
-def _find_partition(image: MetadataImage, name: str, partition: int) -> TopicImage:
-    """Return the topic of a partition. Raises ApiError (UNKNOWN_TOPIC_OR_PARTITION)."""
+def _find_topic(image: MetadataImage, name: str, partition: int) -> TopicImage:
+    """Return the topic that has the partition. Raises ApiError (UNKNOWN_TOPIC_OR_PARTITION)."""
     topic = image.topics.get(name)
     if topic is None:
         raise ApiError(f"Unable to find a topic named {name}.", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -95,7 +95,7 @@ def _begin(
     """Collect the change that begins a reassignment. It replaces a reassignment in progress. Raises ApiError."""
     state = changes.state(topic, partition)
     if len(new_replicas) > REPLICAS_MAX:
-        message = f"a partition has at most {REPLICAS_MAX} replicas"
+        message = f"the partition cannot get {len(new_replicas)} replicas: the limit is {REPLICAS_MAX}"
         raise ApiError(message, ErrorCode.INVALID_REPLICA_ASSIGNMENT)
     check_assignment(image, new_replicas)
     factor = len(replicas_after_reassignment(state))

@@ -5,7 +5,7 @@ appended atomically: `{"v":1,"epoch":3,"records":[{"kind":"topic",...},...]}`. A
 know. A change that older brokers must not ignore needs a new kind of record or a higher version; older brokers refuse
 both.
 
-The kinds that are defined after `FeatureLevelChanged` are written only while the finalized level of
+The kinds that this module defines after `FeatureLevelChanged` are written only while the finalized level of
 `tidelog.metadata.version` says that every registered broker can read them (`metadata/features.py`). The first
 `FeatureLevelChanged` record finalizes this level.
 """
@@ -325,7 +325,7 @@ def _row(state: PartitionState) -> list[Any]:
     The fields after the ISR have values other than their defaults only if the level of `tidelog.metadata.version`
     allows this. A broker that does not know these fields refuses the longer row.
     """
-    extension = [*state[5:10], _uuid_texts(state.directories)]
+    extension = [*state[5:10], _uuid_texts(state.directories)]  # [5:10]: from the ELR to the recovery state
     while extension and not extension[-1]:
         extension.pop()
     if extension or state.isr != state.replicas or state.leader != state.replicas[0]:
@@ -451,9 +451,9 @@ def _directory_ids(texts: Iterable[str]) -> tuple[DirectoryId, ...]:
     return tuple(DirectoryId(uuid_from_text(text)) for text in texts)
 
 
-_TOPIC_ID_IN = (TopicCreated, PartitionsAdded, PartitionChanged, TopicDeleted, TopicConfigChanged)
+_KINDS_WITH_TOPIC_ID = (TopicCreated, PartitionsAdded, PartitionChanged, TopicDeleted, TopicConfigChanged)
 _ENCODERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
-    **{(kind, "topic_id"): uuid_text for kind in _TOPIC_ID_IN},
+    **{(kind, "topic_id"): uuid_text for kind in _KINDS_WITH_TOPIC_ID},
     (BrokerRegistered, "directories"): _uuid_texts,
     (TopicCreated, "partitions"): _runs,
     (PartitionStatesChanged, "changes"): lambda changes: [_encode_fields(change) for change in changes],
@@ -461,7 +461,7 @@ _ENCODERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
     (StateChange, "directories"): _uuid_texts,
 }
 _DECODERS: dict[tuple[type[Any], str], Callable[[Any], Any]] = {
-    **{(kind, "topic_id"): uuid_from_text for kind in _TOPIC_ID_IN},
+    **{(kind, "topic_id"): uuid_from_text for kind in _KINDS_WITH_TOPIC_ID},
     (ClientQuotaChanged, "entity"): lambda parts: tuple((kind, name) for kind, name in parts),
     (BrokerRegistered, "endpoints"): lambda items: tuple(Endpoint(*item) for item in items),
     (BrokerRegistered, "directories"): _directory_ids,

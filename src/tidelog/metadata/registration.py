@@ -70,13 +70,14 @@ class Registration(NamedTuple):
 
 
 def register_broker(
-    image: MetadataImage, request: Registration, config: BrokerConfig, *, is_lease_valid: bool
+    image: MetadataImage, request: Registration, config: BrokerConfig, *, other_run_has_lease: bool
 ) -> Steps[JournalDecision[int]]:
     """Register a broker. The reply is its broker epoch.
 
-    `is_lease_valid` says that another process has this broker's lease. With fencing, one journal entry contains the
-    registration and all effects of the end of the earlier run: the broker leads no partition any more and is removed
-    from all ISRs. It is also removed from all ELRs if the earlier run may have lost records.
+    `other_run_has_lease` says that another process has this broker's lease. While the level of
+    `tidelog.metadata.version` is 1 or higher, the journal entry with the registration also ends the earlier run: the
+    broker leads no partition any more and is removed from all ISRs. It is also removed from all ELRs if the earlier run
+    may have lost records.
 
     Raises ApiError:
 
@@ -89,7 +90,7 @@ def register_broker(
     _check_directories(image, request)
     current = image.brokers.get(broker_id)
     is_same_run = current is not None and current.incarnation == request.incarnation
-    if is_lease_valid and not is_same_run:
+    if other_run_has_lease and not is_same_run:
         raise ApiError(
             f"another process runs as broker {broker_id}; if it has just stopped, its lease ends soon",
             ErrorCode.DUPLICATE_BROKER_REGISTRATION,
@@ -100,7 +101,7 @@ def register_broker(
         request.incarnation,
         tuple(request.endpoints),
         request.rack,
-        fenced=image.has_fencing,
+        fenced=image.metadata_level > 0,
         boot_id=request.boot_id,
         directories=tuple(request.directories),
         features=request.features,
@@ -112,7 +113,7 @@ def register_broker(
         )
         return JournalDecision([] if current == BrokerRegistration(*repeated) else [repeated], current.epoch)
     records: list[JournalRecord] = [registered]
-    if image.has_fencing:
+    if image.metadata_level > 0:
         is_unclean = not _has_acknowledged_records(current, request)
         records += yield from _end_of_broker(image, broker_id, config, unclean_stop=is_unclean)
     return JournalDecision(records, registered.epoch)
@@ -134,9 +135,9 @@ def _check_directories(image: MetadataImage, request: Registration) -> None:
 def _has_acknowledged_records(current: BrokerRegistration | None, request: Registration) -> bool:
     """Return whether the broker still has every record that its earlier run has acknowledged (KIP-966).
 
-    It has them if its directories are those of the registered broker and contain the registered epoch, and if one of
-    two conditions is true: all records were synced; or the broker's operating system was not restarted, so that the
-    page cache was not lost.
+    Two conditions must be true. First, the broker has the same directories as before, and they contain the registered
+    epoch. Second, all records were synced, or the operating system was not restarted, so that the page cache was not
+    lost.
     """
     if current is None or request.previous_epoch != current.epoch or not request.directories:
         return False
@@ -204,18 +205,22 @@ def heartbeat(
     """
     broker = registered_broker(image, request.broker_id, request.broker_epoch)
     is_caught_up = request.followed > broker.epoch
-    if not image.has_fencing:
-        return JournalDecision([], HeartbeatReply(is_caught_up, False, request.wants_shutdown))
+    if image.metadata_level == 0:
+        return JournalDecision(
+            [], HeartbeatReply(is_caught_up, is_fenced=False, should_shut_down=request.wants_shutdown)
+        )
     if broker.fenced:
         if request.wants_shutdown:
-            return JournalDecision([], HeartbeatReply(is_caught_up, True, True))
+            return JournalDecision([], HeartbeatReply(is_caught_up, is_fenced=True, should_shut_down=True))
         if request.wants_fence or broker.in_controlled_shutdown or not is_caught_up:
-            return JournalDecision([], HeartbeatReply(is_caught_up, True, False))
+            return JournalDecision([], HeartbeatReply(is_caught_up, is_fenced=True, should_shut_down=False))
         records = yield from _unfence(image, broker, config)
-        return JournalDecision(records, HeartbeatReply(True, False, False))
+        return JournalDecision(records, HeartbeatReply(is_caught_up, is_fenced=False, should_shut_down=False))
     if request.wants_fence:
         fencing = yield from fence_broker(image, broker.broker_id, broker.incarnation, config)
-        return JournalDecision(fencing.records, HeartbeatReply(is_caught_up, True, request.wants_shutdown))
+        return JournalDecision(
+            fencing.records, HeartbeatReply(is_caught_up, is_fenced=True, should_shut_down=request.wants_shutdown)
+        )
     records = []
     may_stop = False
     if broker.in_controlled_shutdown:
@@ -227,7 +232,7 @@ def heartbeat(
     elif request.wants_shutdown:
         records.append(BrokerStateChanged(broker.broker_id, broker.epoch, in_controlled_shutdown=True))
         records += yield from _end_of_broker(image, broker.broker_id, config)
-    return JournalDecision(records, HeartbeatReply(is_caught_up, False, may_stop))
+    return JournalDecision(records, HeartbeatReply(is_caught_up, is_fenced=False, should_shut_down=may_stop))
 
 
 def _unfence(image: MetadataImage, broker: BrokerRegistration, config: BrokerConfig) -> Steps[list[JournalRecord]]:
@@ -247,12 +252,13 @@ def fence_broker(
     """Fence a broker whose lease has ended or that asks for it. The same journal entry elects other leaders for its
     partitions and removes it from their ISRs.
 
-    Nothing changes if `incarnation` identifies an earlier run, if the broker is fenced already, or without fencing.
+    Nothing changes if `incarnation` identifies an earlier run, if the broker is fenced already, or if the level
+    of `tidelog.metadata.version` is 0.
     """
     broker = image.brokers.get(broker_id)
     if broker is None or broker.incarnation != incarnation or broker.fenced:
         return JournalDecision([], None)
-    if not image.has_fencing:
+    if image.metadata_level == 0:
         return JournalDecision([], None)
     records: list[JournalRecord] = [BrokerStateChanged(broker_id, broker.epoch, fenced=True)]
     records += yield from _end_of_broker(image, broker_id, config)
@@ -265,13 +271,13 @@ def unregister_broker(image: MetadataImage, broker_id: int, config: BrokerConfig
 
     The broker is removed from all ISRs. It is also removed from all ELRs: without the registration, the controller
     cannot find out later whether the broker has lost records. Raises ApiError (BROKER_ID_NOT_REGISTERED, or
-    UNSUPPORTED_VERSION without fencing).
+    UNSUPPORTED_VERSION while the level of `tidelog.metadata.version` is 0).
     """
     broker = image.brokers.get(broker_id)
     if broker is None:
         message = f"Broker ID {broker_id} is not currently registered"
         raise ApiError(message, ErrorCode.BROKER_ID_NOT_REGISTERED)
-    if not image.has_fencing:
+    if image.metadata_level == 0:
         message = f"broker {broker_id} cannot be unregistered while {METADATA_FEATURE} has level 0"
         raise ApiError(message, ErrorCode.UNSUPPORTED_VERSION)
     records = yield from _end_of_broker(image, broker_id, config, unclean_stop=True)

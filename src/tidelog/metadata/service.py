@@ -108,6 +108,8 @@ class MetadataService:
         self._renewal: asyncio.Task[None] | None = None
         self._running: asyncio.Task[None] | None = None
         self._claimed_at_start = False
+        """Whether this broker became the controller in `start`. If so, its claim has begun new leader epochs for the
+        partitions that it leads, and its registration need not do this again."""
         self.lifecycle: BrokerLifecycle | None = None
         """None if this broker has no channel to other brokers."""
         self._upkeep: ClusterUpkeep | None = None
@@ -189,7 +191,7 @@ class MetadataService:
         if not done:
             arrival.cancel()
             return False
-        arrival.result()
+        arrival.result()  # raises the error of `Journal.wait`, if there was one
         await self.journal.catch_up(is_behind=True)
         return True
 
@@ -215,9 +217,9 @@ class MetadataService:
         await self.publisher.subscribe(listener, roles)
 
     @property
-    def has_fencing(self) -> bool:
+    def fences_new_brokers(self) -> bool:
         """Whether brokers are fenced when they register, and begin to lead partitions later."""
-        return self.journal.image.has_fencing
+        return self.journal.image.metadata_level > 0
 
     def registration(self, endpoints: Sequence[Endpoint]) -> Registration:
         """Return a registration of this run of the broker with its `endpoints`."""
@@ -229,14 +231,14 @@ class MetadataService:
     async def register(self, registration: Registration) -> None:
         """Register this broker, so that clients find it. Raises ApiError.
 
-        Without fencing, all subscribed listeners must have processed the image before this call, so that the broker can
-        serve its partitions.
+        If new brokers are not fenced (`fences_new_brokers`), all subscribed listeners must have processed the image
+        before this call, so that the broker can serve its partitions.
         """
         request = RegisterBroker(registration, renew_leaderships=not self._claimed_at_start)
-        ends_s = self._runtime.clock.monotonic() + self._config.initial_broker_registration_timeout_ms / 1000
+        deadline_s = self._runtime.clock.monotonic() + self._config.initial_broker_registration_timeout_ms / 1000
         answer = await self.link.register(request)
         while answer.error not in FINAL_ANSWERS and self._lease_ms is not None:
-            if self._runtime.clock.monotonic() >= ends_s:
+            if self._runtime.clock.monotonic() >= deadline_s:
                 break
             logger.warning("broker not registered yet reason=%s", answer.message)
             await self._tasks.sleep(RETRY_S)
@@ -261,10 +263,10 @@ class MetadataService:
         """Acquire the lease after its current holder, another process, has ended. Raises LeaseLost if that process does
         not end in time.
         """
-        latest_s = self._runtime.clock.monotonic()
+        deadline_s = self._runtime.clock.monotonic()
         if self._lease_ms is not None:
-            latest_s += self._lease_ms / 1000 + ACQUIRE_EXTRA_S
-        while self._runtime.clock.monotonic() < latest_s:
+            deadline_s += self._lease_ms / 1000 + ACQUIRE_EXTRA_S
+        while self._runtime.clock.monotonic() < deadline_s:
             await self._tasks.sleep(RETRY_S)
             lease = await self._acquire()
             if lease is not None:
@@ -294,8 +296,9 @@ class MetadataService:
         """Append the claim, which is this controller's first entry, and begin to decide changes. Returns False if the
         lease was lost before the claim was appended.
 
-        The claim takes the position of the next entry of an earlier controller, whose append then fails. With
-        `restarted` but without fencing, new leader epochs begin for the partitions that this broker leads.
+        If an earlier controller still appends an entry, that entry has the same position as the claim, so the append
+        fails. With `restarted`, and while the level of `tidelog.metadata.version` is 0, new leader epochs begin for the
+        partitions that this broker leads.
 
         Raises JournalError. For a lease that does not expire, also raises the exceptions of `Journal.append`.
         """
@@ -310,7 +313,7 @@ class MetadataService:
                 if self._channel is not None:
                     new_records = with_newest_levels(new_records, self._config)
             new_records.append(ControllerElected(self._config.node_id, lease.lease.epoch))
-            if restarted and not image.has_fencing:
+            if restarted and image.metadata_level == 0:
                 new_records += controller.renew_leadership(image, self._config.node_id)
             try:
                 # The first entry must not be divided: a part of an adopted directory could never be completed.
@@ -396,7 +399,7 @@ class MetadataService:
 
         Raises LeaseLost if another broker was the controller, although this broker has to be the controller.
         """
-        if not self.controller.is_active:
+        if not self.controller.is_active:  # it is active already if `start` has appended the claim
             old = self.journal.image
             is_claimed = await self._catch_up_for_claim(lease)
             if self._channel is None and self.journal.image.controller_epoch not in self._epochs:
@@ -438,7 +441,7 @@ class MetadataService:
         """Apply and publish the entries that have arrived."""
         old = self.journal.image
         try:
-            arrival.result()
+            arrival.result()  # raises the error of `Journal.wait`, if there was one
             await self.journal.catch_up(is_behind=True)
             self._store_is_unreachable = False
         except (StoreUnavailable, StoreFailed) as error:
@@ -471,4 +474,6 @@ class MetadataService:
 
 def _check_cluster(image: MetadataImage, cluster_id: str | None) -> None:
     if image.position and cluster_id is not None and image.cluster_id != cluster_id:
-        raise JournalError(f"the metadata belongs to cluster {image.cluster_id}, the data to cluster {cluster_id}")
+        raise JournalError(
+            f"the metadata belongs to cluster {image.cluster_id}, but the data directories to cluster {cluster_id}"
+        )

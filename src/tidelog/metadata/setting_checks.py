@@ -8,7 +8,7 @@ from typing import Any
 
 from tidelog.config.addresses import counts_by_address
 from tidelog.config.broker_config import BrokerConfig
-from tidelog.config.client_metrics_keys import INTERVAL_MS, check_match
+from tidelog.config.client_metrics_keys import INTERVAL_MS_RANGE, check_match
 from tidelog.config.group_keys import limits_of
 from tidelog.config.key import InvalidValue, parse
 from tidelog.config.keys import (
@@ -25,10 +25,10 @@ from tidelog.config.keys import (
 from tidelog.wire.errors import ApiError, ErrorCode
 
 LISTENER_SETTINGS_MAX = 1000
-"""Upper bound on the settings of single listeners (`listener.name.NAME.*`) that one broker has, and on those that are
-set for all brokers. Clients choose the names of listeners, so the number needs a limit."""
+"""Upper bound on the altered settings with the prefix `listener.name.NAME.`. It applies to the settings of each broker,
+and to the settings for all brokers. Clients choose NAME, so there must be a limit."""
 NAME_LENGTH_MAX = 255
-"""Longest name of a setting of one listener, in characters."""
+"""Longest name of a setting with the prefix `listener.name.NAME.`, in characters."""
 RESTART_ADVICE = "put it into the broker's configuration file (or its environment, or --set) and restart"
 CLEANER_THREAD_BUFFER_MIN = 1024 * 1024
 """Bytes of `log.cleaner.dedupe.buffer.size` that each cleaner thread needs."""
@@ -55,7 +55,10 @@ def check_broker_settings(
     if any(name.startswith("listener.name.") for name in changed):
         own_settings = after.dynamic_own if broker else after.dynamic_cluster
         if sum(name not in BROKER_KEYS for name in own_settings) > LISTENER_SETTINGS_MAX:
-            message = f"a broker has at most {LISTENER_SETTINGS_MAX} settings of single listeners"
+            message = (
+                f"there can be at most {LISTENER_SETTINGS_MAX} altered settings with the prefix listener.name.: "
+                "remove some of them first"
+            )
             raise ApiError(message, ErrorCode.POLICY_VIOLATION)
     for setting, text in changed.items():
         if text is not None:
@@ -72,6 +75,7 @@ def check_broker_settings(
 
 
 def _check_broker_setting(broker: str, setting: str, value: str, config: BrokerConfig) -> None:
+    """Check the name and the new value of one setting, apart from all other settings. Raises ApiError."""
     key = broker_key(setting)
     if key is None:
         raise ApiError(_unknown("broker", setting, BROKER_KEYS), ErrorCode.INVALID_CONFIG)
@@ -102,7 +106,7 @@ def _check_broker_setting(broker: str, setting: str, value: str, config: BrokerC
 def _check_threads(setting: str, current: int, value: int) -> None:
     value_min = max(current // 2, 1)
     if not value_min <= value <= 2 * current:
-        bounds = f"it is {current} now, so one change may set it to {value_min} to {2 * current}"
+        bounds = f"it is {current} now, so one change can set it to a value from {value_min} to {2 * current}"
         raise InvalidValue(setting, value, bounds)
 
 
@@ -119,12 +123,14 @@ def _check_connections(value_after: ValueAfter, setting: str) -> None:
 def _check_retention(value_after: ValueAfter, setting: str) -> None:
     if value_after("log.retention.ms") == 0:
         raise InvalidValue("log.retention.ms", 0, "must be -1 for no limit, or at least 1")
-    units = TOPIC_KEYS["retention.ms"].synonyms
-    retention_ms = next((value * factor for name, factor in units if (value := value_after(name)) is not None), -1)
+    # The retention time has one setting for milliseconds, one for minutes and one for hours. The first that is set
+    # applies. Its value times the factor is the time in milliseconds.
+    synonyms = TOPIC_KEYS["retention.ms"].synonyms
+    retention_ms = next((value * factor for name, factor in synonyms if (value := value_after(name)) is not None), -1)
     local_ms = value_after("log.local.retention.ms")
     if retention_ms >= 0 and local_ms != FOLLOWS_RETENTION and not 0 <= local_ms <= retention_ms:
         raise InvalidValue(
-            "log.local.retention.ms", local_ms, f"it must be -2, or 0 to {retention_ms} ms (the retention time)"
+            "log.local.retention.ms", local_ms, f"it must be -2, or from 0 to {retention_ms} ms (the retention time)"
         )
 
 
@@ -134,27 +140,30 @@ def _check_retention_bytes(value_after: ValueAfter, setting: str) -> None:
         raise InvalidValue(
             "log.local.retention.bytes",
             local_bytes,
-            f"it must be -2, or 0 to {retention_bytes} bytes (log.retention.bytes)",
+            f"it must be -2, or from 0 to {retention_bytes} bytes (log.retention.bytes)",
         )
 
 
 def _check_cleaner(value_after: ValueAfter, setting: str) -> None:
     buffer, threads = value_after("log.cleaner.dedupe.buffer.size"), value_after("log.cleaner.threads")
     if threads < 1:  # a configuration file may contain this, as in Kafka
-        raise InvalidValue("log.cleaner.threads", threads, "is less than 1; set it first")
+        raise InvalidValue("log.cleaner.threads", threads, "it must be at least 1: set it in the same change")
     if buffer // threads < CLEANER_THREAD_BUFFER_MIN:
         raise InvalidValue(
-            "log.cleaner.dedupe.buffer.size", buffer, f"each of the {threads} log.cleaner.threads needs 1 MiB of it"
+            "log.cleaner.dedupe.buffer.size",
+            buffer,
+            f"it must be at least 1 MiB for each of the {threads} log.cleaner.threads",
         )
 
 
 def _check_assignment_interval(value_after: ValueAfter, setting: str) -> None:
+    # `limits_of` takes the name of a group's setting, which has no prefix "group.". These settings have both limits.
     min_setting, max_setting = (name or "" for name in limits_of(setting.removeprefix("group.")))
     if not value_after(min_setting) <= value_after(setting) <= value_after(max_setting):
         raise InvalidValue(
             setting,
             value_after(setting),
-            f"{min_setting} and {max_setting} allow {value_after(min_setting)} to {value_after(max_setting)}",
+            f"it must be from {value_after(min_setting)} ({min_setting}) to {value_after(max_setting)} ({max_setting})",
         )
 
 
@@ -196,9 +205,9 @@ def _check_group_setting(setting: str, text: str, config: BrokerConfig) -> None:
         return
     min_setting, max_setting = limits_of(setting)
     if min_setting is not None and value < config.get(min_setting):
-        raise InvalidValue(setting, value, f"{min_setting} is {config.get(min_setting)}")
+        raise InvalidValue(setting, value, f"it must be at least {config.get(min_setting)} ({min_setting})")
     if max_setting is not None and value > config.get(max_setting):
-        raise InvalidValue(setting, value, f"{max_setting} is {config.get(max_setting)}")
+        raise InvalidValue(setting, value, f"it must be at most {config.get(max_setting)} ({max_setting})")
 
 
 def _check_session(kind: str, settings: Mapping[str, str], config: BrokerConfig) -> None:
@@ -229,10 +238,10 @@ def check_client_metrics(settings: Mapping[str, str]) -> None:
         except InvalidValue as error:
             raise ApiError(str(error), ErrorCode.INVALID_CONFIG) from None
         if setting == "interval.ms":
-            value_min, value_max = INTERVAL_MS
+            value_min, value_max = INTERVAL_MS_RANGE
             assert isinstance(value, int)
             if not value_min <= value <= value_max:
-                text = f"interval.ms must be {value_min} to {value_max}, not {value}"
+                text = f"interval.ms must be from {value_min} to {value_max}, not {value}"
                 raise ApiError(text, ErrorCode.INVALID_REQUEST)
 
 

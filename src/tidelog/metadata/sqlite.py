@@ -81,6 +81,7 @@ class SqliteStore:
         self._boot_id: str | None = None
         self._watch: FileWatch | None = None
         self._can_watch = True
+        """False after the system has refused to watch the file, or after `close`."""
 
     async def inspect(self) -> StoredJournal | None:
         return await self._tasks.run_blocking(self._inspect, lane=LANE)
@@ -242,7 +243,7 @@ class SqliteStore:
         """
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version == 0 and application == 0:
+        if version == 0 and application == 0:  # a new file
             return False
         if application != APPLICATION_ID:
             raise StoreFailed(f"{self.path} is not a metadata store of Tidelog")

@@ -39,34 +39,38 @@ class StateChanges:
 
         Raises ApiError (UNSUPPORTED_VERSION) if there may be brokers that cannot read the record.
         """
-        partitions_by_change: dict[tuple[tuple[str, Any], ...], dict[TopicId, list[int]]] = {}
-        differences: dict[tuple[PartitionState, PartitionState], tuple[tuple[str, Any], ...]] = {}
+        partitions_by_fields: dict[tuple[tuple[str, Any], ...], dict[TopicId, list[int]]] = {}
+        # Many partitions have equal old and new states, so their changed fields are computed only once.
+        known_fields: dict[tuple[PartitionState, PartitionState], tuple[tuple[str, Any], ...]] = {}
         for (topic_id, partition), new in self._new_states.items():
             old = self._image.topics_by_id[topic_id].partitions[partition]
-            difference = differences.get((old, new))
-            if difference is None:
-                difference = differences[old, new] = tuple(_changed_fields(old, new).items())
-            partitions_by_change.setdefault(difference, {}).setdefault(topic_id, []).append(partition)
-        if not partitions_by_change:
+            fields = known_fields.get((old, new))
+            if fields is None:
+                fields = known_fields[old, new] = tuple(_changed_fields(old, new).items())
+            partitions_by_fields.setdefault(fields, {}).setdefault(topic_id, []).append(partition)
+        if not partitions_by_fields:
             return []
-        if not self._image.has_fencing:
+        if self._image.metadata_level == 0:
             message = f"partitions cannot be changed while {METADATA_FEATURE} has level 0"
             raise ApiError(message, ErrorCode.UNSUPPORTED_VERSION)
         return [
             PartitionStatesChanged(
                 tuple(
                     StateChange({topic_id: tuple(numbers) for topic_id, numbers in partitions.items()}, **dict(fields))
-                    for fields, partitions in partitions_by_change.items()
+                    for fields, partitions in partitions_by_fields.items()
                 )
             )
         ]
 
 
 def _changed_fields(old: PartitionState, new: PartitionState) -> dict[str, Any]:
-    """Return the fields of the `StateChange` from `old` to `new`."""
-    fields = {name: value for name, value in new._asdict().items() if value != getattr(old, name)}
-    for name in ("leader", "leader_epoch", "partition_epoch"):
-        fields.pop(name, None)
+    """Return the fields of the `StateChange` from `old` to `new`, except its partitions."""
+    # A `StateChange` does not contain epochs. It increments the partition epoch. It increments the leader epoch only if
+    # it contains a leader, so the leader depends on the leader epoch here: the same leader may begin a new epoch.
+    not_compared = ("leader", "leader_epoch", "partition_epoch")
+    fields = {
+        name: value for name, value in new._asdict().items() if name not in not_compared and value != getattr(old, name)
+    }
     if new.leader_epoch != old.leader_epoch:
         fields["leader"] = new.leader
     return fields

@@ -76,6 +76,7 @@ class SnapshotPointer(NamedTuple):
     parts_id: str
     """Distinguishes the parts of this snapshot from the parts of other snapshots and of failed attempts."""
     parts: int
+    """Number of the parts."""
     checksum: int
     """CRC-32 of the whole snapshot."""
 
@@ -91,8 +92,8 @@ class SnapshotPointer(NamedTuple):
             raise StoreFailed(f"the pointer to the metadata snapshot cannot be read: {error!r}") from error
 
     @classmethod
-    def of(cls, snapshot: Snapshot, parts_id: str, parts: int) -> "SnapshotPointer":
-        return cls(snapshot.position, parts_id, parts, crc32(snapshot.data))
+    def of(cls, snapshot: Snapshot, parts_id: str, part_count: int) -> "SnapshotPointer":
+        return cls(snapshot.position, parts_id, part_count, crc32(snapshot.data))
 
     def join(self, parts: list[bytes]) -> Snapshot:
         """Return the snapshot. Raises StoreFailed."""

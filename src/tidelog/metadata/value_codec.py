@@ -235,7 +235,7 @@ class _Enum(_Scalar):
         try:
             return self._kind(value)
         except ValueError:
-            raise UnknownValue(f"{self.name}: {value!r} is no {self._kind.__name__} here") from None
+            raise UnknownValue(f"{self.name}: the {self._kind.__name__} {value!r} is unknown here") from None
 
 
 class _Sequence(Codec):
@@ -401,7 +401,7 @@ class _Union(Codec):
         kind = reader.raw(reader.count()).decode(errors="replace")
         codec = self._names.get(kind)
         if codec is None:
-            raise UnknownValue(f"{self.name}: {kind[:100]!r} is unknown here")
+            raise UnknownValue(f"{self.name}: the class {kind[:100]!r} is unknown here")
         return (yield from codec.read(reader))
 
 

@@ -14,9 +14,9 @@ Nodes below the root:
 An append is one transaction: it checks that the lease exists and that its epoch has not changed, and writes the entry
 and the new end. A renewal is a write, which a majority of the servers confirms. (A ping of the session would not prove
 that the lease is valid.) If the holder's session continues but the holder does not renew the lease, the lease also
-ends: another broker acquires it after its node has not changed for the whole term, measured with that broker's clock. A
-server may be behind the other servers, so a read begins with a sync, unless a conditional write checks the result of
-the read.
+ends. Each other broker measures with its own clock how long the node of the lease has not changed. After the whole
+term, such a broker may acquire the lease. A server may be behind the other servers, so a read begins with a sync,
+unless a conditional write checks the result of the read.
 """
 
 from collections.abc import Callable, Sequence
@@ -132,7 +132,7 @@ class ZooKeeperStore(RemoteStore):
             assert position == end, "an append must not leave a gap"
             transaction = self._session.client.transaction()
             transaction.check(self._path("epochs", _escaped(lease.name)), epoch_version)
-            transaction.check(self._path("leases", _escaped(lease.name)), -1)
+            transaction.check(self._path("leases", _escaped(lease.name)), -1)  # the node must exist, in any version
             if position % BUCKET_ENTRIES == 0:
                 transaction.create(self._path("journal", _bucket(position)))
             transaction.create(self._entry_path(position), value)
@@ -232,9 +232,9 @@ class ZooKeeperStore(RemoteStore):
         for i, part in enumerate(parts):
             self._create(self._path("snapshots", parts_id, str(i)), part)
         if self._point_to(SnapshotPointer.of(snapshot, parts_id, len(parts))):
-            earliest = parts_prefix(snapshot.position)
+            own_prefix = parts_prefix(snapshot.position)  # the ids of the parts of earlier snapshots are less
             names = self._session.answer(self._session.client.get_children_async(self._path("snapshots")))
-            self._delete_parts([name for name in sorted(names) if name < earliest])
+            self._delete_parts([name for name in sorted(names) if name < own_prefix])
             self._trim(snapshot.position)
         else:
             self._delete_parts([parts_id])
@@ -339,6 +339,8 @@ class ZooKeeperStore(RemoteStore):
         self._check_lease(lease)
         sent_s = self._clock.monotonic()
         value, stat = self._get_with_stat("leases", _escaped(lease.name))
+        # The node of a lease that expires belongs to a session. If that session is an earlier one of this process, the
+        # servers delete the node soon, so the lease cannot be renewed. The owner of all other nodes is 0.
         is_own = value is not None and decode_lease(lease.name, value) == lease
         if is_own and stat.ephemeralOwner in (0, self._session.session_id):
             path = self._path("leases", _escaped(lease.name))
@@ -351,6 +353,7 @@ class ZooKeeperStore(RemoteStore):
         raise lease_lost(lease)
 
     def _extend(self, lease: Lease, ttl_ms: int | None, sent_s: float) -> None:
+        """Note that the acquisition or renewal that was sent at `sent_s` has been confirmed."""
         if ttl_ms is not None:
             term = self._terms[lease] = LeaseTerm(self._clock, ttl_ms)
             term.extend(sent_s)
@@ -398,10 +401,10 @@ class ZooKeeperStore(RemoteStore):
         ttl_ms = lease_ttl_ms(value)
         if ttl_ms is None:
             return False
-        lease_id, now_s = (stat.czxid, stat.version), self._clock.monotonic()
-        seen_id, since_s = self._unchanged_since.get(name, (None, now_s))
-        if seen_id != lease_id:
-            self._unchanged_since[name] = lease_id, now_s
+        node_state, now_s = (stat.czxid, stat.version), self._clock.monotonic()
+        seen_state, since_s = self._unchanged_since.get(name, (None, now_s))
+        if seen_state != node_state:
+            self._unchanged_since[name] = node_state, now_s
             return False
         return now_s >= since_s + (ttl_ms + LEASE_MARGIN_MS) / 1000
 

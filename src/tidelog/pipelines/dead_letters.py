@@ -29,7 +29,7 @@ Ranges = dict[str, dict[str, tuple[int, int]]]
 
 
 class Counts(NamedTuple):
-    """What the query has counted in one micro-batch of one source."""
+    """The numbers of records of one source that the query has counted in one micro-batch."""
 
     records: int
     unparsed: int

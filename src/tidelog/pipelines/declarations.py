@@ -18,11 +18,11 @@ OUTPUT_MODES = ("append", "update", "complete")
 
 @dataclass(frozen=True)
 class SourceContext:
-    """What a source needs to open its DataFrame."""
+    """The values with which a source opens its DataFrame."""
 
     spark: "SparkSession"
     bootstrap: str
-    """HOST:PORT of the brokers, several with commas, for sources that name none themselves."""
+    """HOST:PORT of the brokers, several separated by commas, for sources that name none themselves."""
     pipeline: str
     """Name of the pipeline."""
     is_streaming: bool
@@ -36,14 +36,14 @@ class SourceContext:
 
 @dataclass(frozen=True)
 class SinkContext:
-    """What a sink needs to write the micro-batches of one query."""
+    """The values with which a sink writes the micro-batches of one query."""
 
     spark: "SparkSession"
     bootstrap: str
     pipeline: str
     query: str
     """Identifier of the query. It remains the same until the pipeline is reset or replayed. Together with the number of
-    a micro-batch, it identifies the micro-batch, also after a restart."""
+    a micro-batch, it identifies the micro-batch, even after a restart."""
     output_mode: str
     """One of OUTPUT_MODES."""
 

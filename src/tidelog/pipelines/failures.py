@@ -5,6 +5,7 @@ import re
 from tidelog.pipelines.declarations import PipelineError, TemporaryError
 
 RAISED = re.compile(r"(pipeline [^\n]* cannot be parsed: [^\n]*? to put such records aside)")
+"""The error that the parser of a source raises, in a worker, for a record that cannot be parsed (see `topics`)."""
 PYTHON_ERROR = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Loss|Batch|Partition|Requested)): (.+)$", re.MULTILINE)
 """The last line of a Python traceback."""
 NO_SESSION = "[SESSION_OR_CONTEXT_NOT_EXISTS]"

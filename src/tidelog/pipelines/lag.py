@@ -1,7 +1,7 @@
 """Measure how far queries are behind, by asking the brokers for the ends of the topics' partitions.
 
-Spark's own reports come only after a micro-batch, so the brokers are asked every INTERVAL_S. A thread of its own does
-it, because a broker that does not answer must not stop the display.
+Spark's own reports come only after a micro-batch, so the brokers are asked every INTERVAL_S. The requests are sent in a
+thread of their own, because a broker that does not answer must not stop the display.
 """
 
 import threading

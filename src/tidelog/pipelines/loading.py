@@ -9,9 +9,13 @@ from types import ModuleType
 from typing import Any
 
 from tidelog.pipelines.declarations import ATTRIBUTE, Pipeline, PipelineError
+from tidelog.pipelines.local_modules import imported_local_modules, local_imports
 
 MODULE_PREFIX = "tidelog_pipelines_"
 """Beginning of the module names of pipeline files."""
+
+NO_SESSION = "SESSION_OR_CONTEXT_NOT_EXISTS"
+"""The condition of PySpark's error for a call that needs a session before one was started."""
 
 
 def load(reference: str) -> list[Pipeline]:
@@ -38,7 +42,7 @@ def split_reference(reference: str) -> tuple[str, str]:
 
 def load_module(path: Path) -> ModuleType:
     """Run the file as a module, and return it. Its name begins with MODULE_PREFIX, so that it cannot replace another
-    module. `sys.path` is not changed, so the file can import installed packages only. Raises PipelineError.
+    module. The file can import installed packages, and modules in its own directory. Raises PipelineError.
     """
     resolved = path.resolve()
     if not resolved.is_file():
@@ -50,34 +54,42 @@ def load_module(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        with local_imports(resolved):
+            spec.loader.exec_module(module)
     except PipelineError:
         del sys.modules[name]
         raise
     except ModuleNotFoundError as error:
         del sys.modules[name]
         raise PipelineError(
-            f"{path}: there is no module {error.name}: install it. A module beside the file is not found: put its"
-            " functions into the file"
+            f"{path}: there is no module {error.name}: install it, or put its file into the directory of {path.name}"
         ) from error
     except Exception as error:
         del sys.modules[name]
         line = _line_in(error, resolved)
+        if NO_SESSION in str(error):
+            raise PipelineError(
+                f"{path}{line}: this needs Spark, which starts after the file is loaded: move it into the pipeline's"
+                " function; or, in a decorator such as udf, give the type as an object, such as LongType()"
+            ) from error
         raise PipelineError(f"{path}{line}: {type(error).__name__}: {error}") from error
     return module
 
 
 def send_functions_by_value(pipeline: Pipeline) -> None:
-    """Let Spark send the functions and classes of the pipeline's file to its workers as they are.
+    """Let Spark send the functions and classes of the pipeline's file, and of the modules beside it that were imported,
+    to its workers by value.
 
-    By default it sends only their names, and the workers cannot import the file. Call this before the first source of
-    the pipeline is loaded: Spark serializes a function when a column with it is made.
+    By default Spark sends only the names of functions and classes, and the workers cannot import these files. Call this
+    before the first source of the pipeline is loaded: Spark serializes a function when a column with it is made.
     """
     from pyspark import cloudpickle
 
     module = sys.modules.get(pipeline.function.__module__)
     if module is not None and module.__name__.startswith(MODULE_PREFIX):
-        cloudpickle.register_pickle_by_value(module)
+        assert module.__file__ is not None  # `load_module` made it from a file
+        for each in (module, *imported_local_modules(Path(module.__file__))):
+            cloudpickle.register_pickle_by_value(each)
 
 
 def _line_in(error: BaseException, path: Path) -> str:

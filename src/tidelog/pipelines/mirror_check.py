@@ -97,12 +97,12 @@ class Checker:
         source_offsets = self._source.client.committed_offsets(names) if names else {}
         target_offsets = self._target.client.committed_offsets(names) if names else {}
         for group in names:
-            committed, moved = source_offsets[group], target_offsets.get(group)
+            committed, committed_in_target = source_offsets[group], target_offsets.get(group)
             for tp, offset in sorted(committed.items()) if isinstance(committed, dict) else ():
                 if tp.topic not in self._topics or not isinstance(offset, int):
                     continue
-                moved_offset = moved.get(self._in_target(tp)) if isinstance(moved, dict) else None
-                target_offset = moved_offset if isinstance(moved_offset, int) else None
+                result = committed_in_target.get(self._in_target(tp)) if isinstance(committed_in_target, dict) else None
+                target_offset = result if isinstance(result, int) else None
                 yield GroupCheck(
                     group,
                     tp,

@@ -121,8 +121,8 @@ class MirrorGroups:
         if begin < offset and (self._source.ends([tp])[tp] < offset or self._source.has_records(tp, begin, offset)):
             return None
         if translated is None:
-            # Nothing is mirrored yet, so the group begins at the start of the target's partition. Its end would be
-            # wrong: the first micro-batch may have written records whose offsets are not stored yet.
+            # Nothing is mirrored yet, so the group begins at the start of the target's partition. The end of this
+            # partition would be wrong: the first micro-batch may have written records whose offsets are not stored yet.
             target_tp = TopicPartition(self._prefix + tp.topic, tp.partition)
             translated = self._target.starts([target_tp])[target_tp]
         return translated

@@ -83,7 +83,9 @@ class MirrorTopics:
             self._change(target_topic, accepted)
 
     def _change(self, topic: str, changes: Mapping[str, str | None]) -> None:
-        """Change all settings in one request. If it is refused, change them one by one, so that the others are kept."""
+        """Change all settings in one request. If the request is refused, change the settings one by one, so that only
+        the refused settings remain unchanged.
+        """
         if not changes:
             return
         try:
@@ -104,7 +106,7 @@ def setting_changes(
 ) -> dict[str, str | None]:
     """Return the settings to change on the target's topic; None for a setting to remove.
 
-    A setting of the target is removed only if the source knows a setting with this name, which is not set on its topic.
+    A setting of the target is removed only if the source knows a setting with this name and its topic does not set it.
     Records must keep their timestamps, so the timestamp type becomes CreateTime.
     """
     excluded = set(not_copied)

@@ -100,6 +100,7 @@ class MirrorWriter:
         self._mirror = mirror
         self._query = context.query
         self._target_servers = mirror.target or context.bootstrap
+        # The thread that moves groups needs clients of its own.
         self._clusters = [connect(servers) for servers in (mirror.source, self._target_servers) * 2]
         self._source, self._target, source_of_groups, target_of_groups = self._clusters
         self._store = MirrorStore(self._target, mirror.name)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext, pipeline
-from tidelog.pipelines.topics import matcher
+from tidelog.pipelines.topics import matcher, task_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ EXCLUDE = r"__.*|mirror-offsets\..*"
 OFFSETS_PER_TRIGGER = "1000000"
 """Default of maxOffsetsPerTrigger, the limit of offsets in a micro-batch. It limits the work that a failure repeats."""
 READ_OPTIONS_REFUSED = {
-    "assign": "the argument topics selects them",
+    "assign": "use the argument topics",
     "includeheaders": "headers are always copied",
     "kafka.bootstrap.servers": "use the argument source",
     "kafka.isolation.level": "a mirror copies committed records only",
@@ -33,8 +33,8 @@ READ_OPTIONS_REFUSED = {
     "startingoffsets": "use the argument begin",
     "startingoffsetsbytimestamp": "use the argument begin",
     "startingtimestamp": "use the argument begin",
-    "subscribe": "the argument topics selects them",
-    "subscribepattern": "the argument topics selects them",
+    "subscribe": "use the argument topics",
+    "subscribepattern": "use the argument topics",
 }
 """Read options that a mirror sets itself or cannot accept, in lower case, each with the reason or the alternative."""
 WRITE_OPTIONS = ("kafka.batch.size", "kafka.compression.type", "kafka.delivery.timeout.ms")
@@ -47,7 +47,7 @@ class Mirror:
 
     name: str
     source: str
-    """HOST:PORT of the source's brokers, several with commas."""
+    """HOST:PORT of the source's brokers, several separated by commas."""
     topics: str
     """Regular expression of Java, which must match the whole name of a topic."""
     target: str | None = None
@@ -84,6 +84,7 @@ class Mirror:
         reader = context.spark.readStream if context.is_streaming else context.spark.read
         options = {
             "maxOffsetsPerTrigger": OFFSETS_PER_TRIGGER,
+            **task_limit(context.spark, self.read_options),
             **self.read_options,
             "kafka.bootstrap.servers": self.source,
             "kafka.isolation.level": "read_committed",

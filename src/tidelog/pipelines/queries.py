@@ -221,7 +221,8 @@ class RunningQuery:
         return self.is_active and bool(self._query is not None and self._query.status["isTriggerActive"])
 
     def stop(self) -> None:
-        """Stop the query, also within a micro-batch, which the next start repeats. Close the sink when it has stopped.
+        """Stop the query. A micro-batch that runs is interrupted, and the next start repeats it. Close the sink when
+        the query has stopped.
 
         Raises NotStopped if the query does not end in time. Its micro-batch then closes the sink when it returns.
         """

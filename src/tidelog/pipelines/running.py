@@ -30,8 +30,8 @@ micro-batch has succeeded."""
 POLL_S = 0.1
 """Pause between two looks at the queries in `run` and `Run.stop`, in seconds."""
 RUN_STOP_MAX_S = 90.0
-"""Upper bound on the end of all pipelines, in seconds: more than a start and the end of its queries may take, each
-STOP_MAX_S."""
+"""Upper bound on the time until all pipelines have ended, in seconds. It is longer than the waits for a start and for
+the end of its queries together, each of which takes at most STOP_MAX_S."""
 ONCE_RESTARTS_MAX = 3
 """Upper bound on the restarts of a pipeline in a run with `once`. Such a run does not restart a pipeline after a
 failure that another attempt would repeat (see `failures.is_permanent`)."""
@@ -137,7 +137,9 @@ class RunningPipeline:
             self._stop_queries([query for query in self._queries if not query.is_in_batch()])
 
     def stop_now(self) -> None:
-        """Interrupt the queries, and wait up to STOP_MAX_S. What has not ended then is an error of the status."""
+        """Interrupt the queries, and wait up to STOP_MAX_S. If a start or a query has not ended then, the error of the
+        status names it.
+        """
         self._stopping = True
         starting, self._starting = self._starting, None
         if starting is not None:
@@ -158,7 +160,9 @@ class RunningPipeline:
             logger.warning("pipeline_not_stopped %s", self.status.error)
 
     def _stop_queries(self, queries: Sequence[RunningQuery]) -> str:
-        """Return what has not ended in time; an empty text if all queries have ended."""
+        """Stop these queries. Return a text that names those that have not ended in time; an empty text if all have
+        ended.
+        """
         errors = call_all([query.stop for query in queries], STOP_MAX_S)
         for error in errors:
             if not isinstance(error, NotStopped):

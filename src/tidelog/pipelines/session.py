@@ -76,7 +76,7 @@ def start_session(
 
 @contextlib.contextmanager
 def stderr_to(log: Path) -> Iterator[None]:
-    """Let processes that are started in the block write to the end of `log` instead of stderr, also after the block."""
+    """Let processes that are started in the block write to the end of `log` instead of stderr, even after the block."""
     log.parent.mkdir(parents=True, exist_ok=True)
     sys.stderr.flush()
     own_stderr = os.dup(2)
@@ -90,7 +90,8 @@ def stderr_to(log: Path) -> Iterator[None]:
 
 
 def choose_python_of_cluster() -> None:
-    """Choose the name by which Spark starts Python on all machines: PYSPARK_PYTHON, by default such as `python3.11`.
+    """Set PYSPARK_PYTHON, the name by which Spark starts Python on all machines, unless it is set. An example of the
+    name is `python3.11`.
 
     Spark uses the same text for the workers of the driver and of the executors. It is a name and not a path, because
     the path of this process's Python may not exist on other machines. Each machine looks the name up in its PATH. In

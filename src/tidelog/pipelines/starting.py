@@ -1,4 +1,4 @@
-"""Starts the queries of a pipeline in a thread of its own, so that the other pipelines go on."""
+"""Starts the queries of a pipeline in a thread of its own, so that the other pipelines continue."""
 
 import logging
 import threading
@@ -11,7 +11,7 @@ logger = logging.getLogger("tidelog.pipelines")
 
 ONE_START = threading.Lock()
 """Only one pipeline of this process starts at a time: each start needs new processes of Python for its sources, which
-would make those of another start late (see `RunningQuery.wait_for_sources`)."""
+would delay the processes of another start (see `RunningQuery.wait_for_sources`)."""
 
 
 class Start:

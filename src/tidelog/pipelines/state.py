@@ -76,7 +76,8 @@ class PipelineState:
     def check_checkpoint(self, identity: Identity, sink: str, checkpoints: str | None) -> None:
         """Raise PipelineError if a query that has written micro-batches would begin again with an empty checkpoint.
 
-        The sinks would then take its first micro-batches for those that they have written already.
+        The sinks would then write nothing for its first micro-batches, because they have written micro-batches with the
+        same numbers already.
         """
         if not (self.directory / f"{identity.id}.{sink}.started").exists():
             return

@@ -60,8 +60,10 @@ TYPES: dict[Any, Any] = {
 
 
 def update_from_progress(status: QueryStatus, progress: dict[str, Any]) -> None:
-    """Add the figures of a progress report of Spark. Each report must be added once. It has no figure of dead letters:
-    its count of unparsed records is too high if the sink computed rows twice.
+    """Add the figures of a progress report of Spark. Each report must be added once.
+
+    The number of dead letters is not taken from the report, because its count of unparsed records is too high if the
+    sink computed rows twice.
     """
     from pyspark_tidelog.offsets import Offsets, to_json_object
     from pyspark_tidelog.progress import offsets_of_topics

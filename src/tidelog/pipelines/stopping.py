@@ -26,7 +26,7 @@ def is_stop_timeout(error: BaseException) -> bool:
 def call_all(stops: Sequence[Callable[[], None]], timeout_s: float) -> list[Exception]:
     """Make all calls at the same time, each in a thread of its own, and return their errors.
 
-    A call that has not ended after `timeout_s` continues without this function; then one of the errors is NotStopped.
+    A call that has not ended after `timeout_s` continues in its thread, and one of the returned errors is NotStopped.
     """
     errors: list[Exception] = []
 

@@ -17,7 +17,7 @@ from tidelog.pipelines.declarations import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
     from pyspark_tidelog.formats import Format
@@ -29,8 +29,22 @@ KAFKA_COLUMNS = ("key", "topic", "partition", "offset", "timestamp", "headers")
 """The fields of the column `kafka` that a source with a value format has beside the fields of the record."""
 OFFSETS_PER_TRIGGER = 1_000_000
 """Default of maxOffsetsPerTrigger, the limit of offsets in a micro-batch. It limits the work that a failure repeats."""
+TASK_OPTIONS = {"maxpartitions", "minpartitions", "maxrecordsperpartition"}
+"""Options of the Spark source that determine the number of tasks, in lower case."""
 DECODED = "decoded"
 """Column with the result of decoding. It exists until records that cannot be parsed are separated from the others."""
+
+
+def task_limit(spark: "SparkSession", options: Mapping[str, object]) -> dict[str, str]:
+    """Return the options that limit the number of tasks that read topics to two for each core.
+
+    Each task costs the JVM some ms, so many partitions would make each micro-batch slow. There is no limit if the
+    number of cores may change, because the master is not local, or if `options` determine the number of tasks.
+    """
+    names = {name.lower() for name in options}
+    if not (spark.sparkContext.master or "").startswith("local") or names & TASK_OPTIONS:
+        return {}
+    return {"maxPartitions": str(2 * spark.sparkContext.defaultParallelism)}
 
 
 @dataclass(frozen=True)
@@ -156,6 +170,7 @@ class Topic:
             "kafka.bootstrap.servers": self.bootstrap or context.bootstrap,
             "includeHeaders": "true",
             "kafka.isolation.level": "read_committed",
+            **task_limit(context.spark, self.options),
         }
         if self.pattern is not None:
             options["subscribePattern"] = self.pattern
@@ -265,10 +280,10 @@ class OpenedTopic:
                     " topic a format, for example value=json()"
                 )
             return batch if key is None else batch.withColumn("key", key)
-        beside = ["headers"] if "headers" in batch.columns else []
+        separate_names = ["headers"] if "headers" in batch.columns else []
         if not topic.names and "topic" in batch.columns:
-            beside.append("topic")
-        value_names = [name for name in batch.columns if name not in (*key_names, *beside, "key")]
+            separate_names.append("topic")
+        value_names = [name for name in batch.columns if name not in (*key_names, *separate_names, "key")]
         if key is None and "key" in batch.columns:
             key = _text(f.col("key")) if dict(batch.dtypes)["key"] != "binary" else f.col("key")
         if not value_names:
@@ -283,7 +298,7 @@ class OpenedTopic:
             for name in value_names:
                 is_deletion &= f.col(_quoted(name)).isNull()
             value = f.when(~is_deletion, value)
-        columns = [value.alias("value"), *(f.col(name) for name in beside)]
+        columns = [value.alias("value"), *(f.col(name) for name in separate_names)]
         return batch.select(*([key.alias("key")] if key is not None else []), *columns)
 
     def _key(self, batch: "DataFrame", names: Sequence[str]) -> "Column | None":

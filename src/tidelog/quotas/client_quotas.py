@@ -68,6 +68,7 @@ class RateQuota(_Quota[Rate]):
         limit = self._limits.of(user, client_id)
         if limit is None:
             return None
+        # After an idle time, the rate is the value divided by the length of `samples - 1` samples: see `Rate.span_ms`.
         return limit.bound * (self._window.samples - 1) * (self._window.sample_ms / 1000)
 
 
@@ -93,6 +94,7 @@ class MutationQuota(_Quota[TokenBucket]):
         bucket = self._sensors.of(limit.user, limit.client_id, now_ms)
         if strict:
             throttle_ms = bucket.throttle_ms(limit.bound, self._window, now_ms)
+            # For a small debt, the throttle time is rounded to 0, but the client is in debt all the same.
             if throttle_ms or bucket.tokens(limit.bound, self._window, now_ms) < 0:
                 return False, throttle_ms
             bucket.take(count, limit.bound, self._window, now_ms)

@@ -51,12 +51,12 @@ def entity_of(parts: Iterable[tuple[str, str | None]]) -> Entity:
         if kind not in (USER, CLIENT_ID, IP):
             raise _invalid_request(f"{kind!r} has no quotas: only user, client-id and ip have quotas")
         if name == "":
-            raise _invalid_request(f"the name of the {kind} is empty; null is the default {kind}")
+            raise _invalid_request(f"the name of the {kind} is empty; use null for the default {kind}")
         if name is not None and len(name.encode()) > STRING_BYTES_MAX:
-            raise _invalid_request(f"the name of a {kind} is at most {STRING_BYTES_MAX} bytes long")
+            raise _invalid_request(f"the name of the {kind} is longer than {STRING_BYTES_MAX} bytes")
         names_by_type[kind] = name
     if not names_by_type:
-        raise _invalid_request("a quota belongs to a user, a client-id, both, or an ip")
+        raise _invalid_request("the entity is empty; name a user, a client-id, both, or an ip")
     if IP in names_by_type:
         if len(names_by_type) > 1:
             raise _invalid_request("an ip cannot be combined with a user or a client-id")
@@ -92,7 +92,10 @@ class Filter:
     __slots__ = ("_any", "_exact", "_strict")
 
     def __init__(self, components: Iterable[Component], *, strict: bool) -> None:
-        """With `strict`, an entity matches only if the filter names all of its types. Raises ApiError."""
+        """With `strict`, an entity matches only if the filter names all of its types.
+
+        Raises ApiError if a component is not valid, or if the components contradict each other.
+        """
         self._exact: dict[str, str | None] = {}
         self._any: dict[str, None] = {}
         self._strict = strict

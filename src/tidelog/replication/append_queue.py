@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from tidelog.log.recompression import recompress
 from tidelog.log.validation import ExaminationResult, NotInline, examine_inline, too_large
+from tidelog.replication.verification import Verification
 from tidelog.runtime.turns import NoTurn, Turns
-from tidelog.wire.batches import BatchHeader
+from tidelog.wire.batches import TRANSACTIONAL_BIT, BatchHeader
 from tidelog.wire.errors import ApiError, NotLeaderOrFollower, RequestTimedOut
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ QUEUED_BYTES_MAX = 64 << 20
 """Maximum total size, in bytes, of all waiting batches of the broker. If batches wait, a batch that would exceed the
 maximum is refused with a retriable error."""
 
-Outcome = Callable[["Appended | ApiError"], None]
-"""Called once, in a later turn of the loop, with the result of the append."""
+OutcomeListener = Callable[["Appended | ApiError"], None]
+"""Called once, in a later turn of the loop, with the outcome of the append: its result or its error."""
 
 
 class QueuedBytes:
@@ -61,27 +62,37 @@ class QueuedBytes:
 class _Entry:
     """One waiting batch. If `ready` is True, no thread works on the batch, so the queue may try to append it."""
 
-    __slots__ = ("batch", "done", "examined", "failure", "ready", "size")
+    __slots__ = ("batch", "done", "examined", "failure", "ready", "size", "verification")
 
-    def __init__(self, batch: bytes | bytearray, done: Outcome, *, ready: bool) -> None:
+    def __init__(
+        self, batch: bytes | bytearray, done: OutcomeListener, verification: Verification | None, *, ready: bool
+    ) -> None:
         self.batch = batch
+        """The bytes to append. Recompression replaces them."""
+        self.verification = verification
+        """None for a batch without a transaction. If a marker ends the transaction meanwhile, the batch must
+        not be appended: with version 1 it would begin a transaction that nobody ends."""
         self.size = len(batch)
+        """The size that is reserved in `QueuedBytes`."""
         self.done = done
+        """Called with the outcome."""
         self.ready = ready
         self.failure: ApiError | None = None
+        """The error of the work on the batch. A batch with an error is not appended."""
         self.examined: ExaminationResult | None = None
+        """The result of the examination by a thread."""
 
 
 class AppendQueue:
     """The append queue of one partition; usually empty. All methods are called on the event loop."""
 
-    __slots__ = ("_appending", "_bytes", "_closed", "_entries", "_partition", "_tasks", "_turns")
+    __slots__ = ("_appending", "_closed", "_entries", "_partition", "_queued_bytes", "_tasks", "_turns")
 
     def __init__(self, partition: "Partition", tasks: "Tasks", turns: Turns, queued_bytes: QueuedBytes) -> None:
         self._partition = partition
         self._tasks = tasks
         self._turns = turns
-        self._bytes = queued_bytes
+        self._queued_bytes = queued_bytes
         self._entries: deque[_Entry] = deque()
         self._appending = False
         self._closed = False
@@ -101,14 +112,14 @@ class AppendQueue:
             self._finish_entry(self._entries[0], error)
         self._partition.update_appends_directly()
 
-    def append(self, batch: memoryview, header: "BatchHeader", done: Outcome) -> "Appended | None":
+    def append(self, batch: memoryview, header: "BatchHeader", done: OutcomeListener) -> "Appended | None":
         """Append a client's checked batch after the batches that are already queued. Returns None if the batch has to
         wait; in this case `done` is called later.
 
         `batch` is not used after the call. Raises the exceptions of `Partition.append`, and RequestTimedOut if too
         many bytes wait already.
         """
-        target = self._partition.recompression
+        target = self._partition.recompression  # None if the batch keeps its codec
         if target is not None:
             if header.codec == target.codec:
                 target = None
@@ -130,17 +141,28 @@ class AppendQueue:
             work.add_done_callback(partial(self._finish_recompression, entry))
         return None
 
-    def examine(self, batch: memoryview, done: Outcome) -> None:
-        """Queue a batch for which `Partition.append` raised NotInline."""
+    def examine(self, batch: memoryview, done: OutcomeListener) -> None:
+        """Queue a batch for which `Partition.append` raised NotInline. A thread examines its records. Raises
+        RequestTimedOut if too many bytes wait already.
+        """
         self._add(batch, done, ready=True)
         if len(self._entries) == 1:
             self._tasks.call_soon(self._append_ready_soon)  # later, since `done` must be called in a later turn
 
-    def _add(self, batch: memoryview, done: Outcome, *, ready: bool) -> _Entry:
+    def _add(self, batch: memoryview, done: OutcomeListener, *, ready: bool) -> _Entry:
         if self._closed:
             raise NotLeaderOrFollower("the broker stops")
-        self._bytes.reserve(len(batch))
-        entry = _Entry(bytearray(batch), done, ready=ready)
+        header = BatchHeader(batch)
+        verification = None
+        if header.attributes & TRANSACTIONAL_BIT:
+            verification = Verification(self._partition, header.producer_id, header.producer_epoch)
+        try:
+            self._queued_bytes.reserve(len(batch))
+        except RequestTimedOut:
+            if verification is not None:
+                verification.end()
+            raise
+        entry = _Entry(bytearray(batch), done, verification, ready=ready)
         self._entries.append(entry)
         self._partition.update_appends_directly()
         return entry
@@ -198,7 +220,9 @@ class AppendQueue:
     def _finish_entry(self, entry: _Entry, outcome: "Appended | ApiError") -> None:
         """Remove `entry`, which is the first entry of the queue, and report its outcome."""
         self._entries.popleft()
-        self._bytes.total -= entry.size
+        self._queued_bytes.total -= entry.size
+        if entry.verification is not None:
+            entry.verification.end()
         entry.done(outcome)
 
     def _try_append(self, entry: _Entry) -> "Appended | ApiError":
@@ -206,6 +230,8 @@ class AppendQueue:
         if entry.failure is not None:
             return entry.failure
         try:
+            if entry.verification is not None:
+                entry.verification.check()
             batch = entry.batch
             return self._partition.append(memoryview(batch), BatchHeader(batch), entry.examined or examine_inline)
         except ApiError as error:

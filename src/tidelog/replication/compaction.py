@@ -167,6 +167,7 @@ class Compaction:
     # A pass
 
     async def _clean(self, partition: "Partition", candidate: CleanablePart) -> None:
+        """Run one pass over the candidate part of the log, and process its result."""
         clock = self._runtime.clock
         started = clock.monotonic()
         groups: list[GroupReport] = []
@@ -273,24 +274,25 @@ class Compaction:
         return last_report
 
     def _job(self, log: "PartitionLog", candidate: CleanablePart) -> CleanJob:
+        """Return the request for the child process."""
         config, items = self._config, log.segments.items
         return CleanJob(
-            log.directory,
-            [SegmentFacts(s.base_offset, s.size) for s in items if s.base_offset < candidate.end_offset],
-            candidate.first_dirty_offset,
-            candidate.end_offset,
-            [s.base_offset for s in items if s.transactions.exists],
-            {
+            directory=log.directory,
+            segments=[SegmentFacts(s.base_offset, s.size) for s in items if s.base_offset < candidate.end_offset],
+            first_dirty_offset=candidate.first_dirty_offset,
+            end_offset=candidate.end_offset,
+            transaction_indexes=[s.base_offset for s in items if s.transactions.exists],
+            producers={
                 producer_id: (entry.batches[-1].last_offset if entry.batches else -1, entry.epoch)
                 for producer_id, entry in log.producers.entries.items()
                 if not entry.batches or entry.batches[-1].last_offset < candidate.end_offset
             },
-            self._runtime.clock.now_ms(),
-            log.config.delete_retention_ms,
-            log.config.segment_bytes,
-            log.config.segment_index_bytes,
-            log.config.index_interval_bytes,
-            CleanerLimits(
+            now_ms=self._runtime.clock.now_ms(),
+            delete_retention_ms=log.config.delete_retention_ms,
+            segment_bytes=log.config.segment_bytes,
+            segment_index_bytes=log.config.segment_index_bytes,
+            index_interval_bytes=log.config.index_interval_bytes,
+            limits=CleanerLimits(
                 config.log_cleaner_dedupe_buffer_size,
                 config.log_cleaner_io_buffer_load_factor,
                 config.log_cleaner_io_max_bytes_per_second,
@@ -299,9 +301,10 @@ class Compaction:
         )
 
     async def _swap(self, partition: "Partition", log: "PartitionLog", group: GroupReport) -> None:
-        """Swap a rewritten segment in. Raises PassAbandoned.
+        """Replace the segments of a group by the segment that the child process wrote. Raises PassAbandoned.
 
-        From `begin` to `end` the partition uses this log: a move waits for the end of the swap.
+        From `begin` to `end` of the swap, the partition must use this log. So a move to another directory waits for the
+        end of the swap.
         """
         if partition.log is not log or partition.frozen or partition in self._partitions.moves:
             raise PassAbandoned("it moves to another directory, or is truncated")

@@ -73,7 +73,7 @@ class Cuts:
             await asyncio.wait([task])
 
     async def _run(self, partition: "Partition", effect: CutTo) -> None:
-        target = await self._partitions.moves.interrupt(partition)
+        move_target = await self._partitions.moves.interrupt(partition)
         await partition.wait_until_thawed()
         partition.freeze()
         try:
@@ -81,13 +81,14 @@ class Cuts:
             if self._may_continue(partition):
                 await self._cut(partition, effect)
         finally:
-            self._partitions.offsets.end_cut(partition)
+            self._partitions.offsets.end_cut(partition)  # also if the log was not cut
             del self._tasks[partition]
             partition.thaw()
-        if target is not None and not partition.deleted:
-            self._partitions.moves.begin(partition, target)
+        if move_target is not None and not partition.deleted:
+            self._partitions.moves.begin(partition, move_target)
 
     async def _cut(self, partition: "Partition", effect: CutTo) -> None:
+        """Lower the checkpoints, cut the files, and report the end of the cut to the replica."""
         offset = effect.offset
         if not await self._lower_checkpoints(partition, effect):
             return
@@ -153,4 +154,4 @@ class Cuts:
             await asyncio.wait([running])
         finally:
             del self._threads[partition]
-        running.result()
+        running.result()  # raises the error of the thread, if there was one

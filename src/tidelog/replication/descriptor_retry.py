@@ -22,9 +22,9 @@ def lacks_descriptor(error: BaseException | None) -> bool:
 
 
 async def retry_without_descriptor(
-    tasks: "Tasks", wanted: Callable[[], bool], step: Callable[..., T], *args: object, lane: str = ""
+    tasks: "Tasks", may_retry: Callable[[], bool], step: Callable[..., T], *args: object, lane: str = ""
 ) -> T:
-    """Run a blocking `step`, and repeat it while no file descriptor is free and `wanted` returns True.
+    """Run a blocking `step`, and repeat it while no file descriptor is free and `may_retry` returns True.
 
     Raises the step's exceptions. The step must be able to continue where it was interrupted.
     """
@@ -32,6 +32,6 @@ async def retry_without_descriptor(
         try:
             return await tasks.run_blocking(step, *args, lane=lane)
         except OSError as error:
-            if not lacks_descriptor(error) or not wanted():
+            if not lacks_descriptor(error) or not may_retry():
                 raise
         await tasks.sleep(RETRY_S)

@@ -57,14 +57,16 @@ LEADER_IS_BEHIND: Final = (
     ErrorCode.UNKNOWN_TOPIC_ID,
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
 )
-"""Errors of a leader that has not processed the metadata of an election or of a new topic yet. It usually processes it
-some milliseconds later. So these errors are logged only if they continue for as long as `replica.fetch.backoff.ms`."""
+"""Errors of a leader that has not processed the metadata of an election or of a new topic yet. The leader usually
+processes this metadata some milliseconds later. So these errors are logged only if they continue for as long as
+`replica.fetch.backoff.ms`."""
 FIRST_PAUSE_S: Final = 0.02
-"""Pause, in seconds, before a partition is fetched again after the first error of LEADER_IS_BEHIND. It doubles with
-each further error in a row, up to `replica.fetch.backoff.ms`. Pauses below this limit have no jitter, so that all
+"""Pause, in seconds, before a partition is fetched again after the first error of LEADER_IS_BEHIND. The pause doubles
+with each further error in a row, up to `replica.fetch.backoff.ms`. Shorter pauses have no jitter, so that all
 partitions of an election are in the same request."""
 EARLY_PAUSE_S: Final = 0.05
-"""Longest pause, in seconds, after an early answer without news. A second early answer in a row has a longer pause."""
+"""Longest pause, in seconds, after an answer without news that arrives early, before the time limit of its request. A
+second early answer in a row has a longer pause."""
 LOG_CHANGES_MAX: Final = 16
 """After this many cuts of one log in a row, the fetcher pauses before each further request for the partition. One or
 two cuts are usual. More are needed only if the two brokers have led the partition alternately for many epochs."""
@@ -84,7 +86,7 @@ class _Followed:
         self.next_pause_s = FIRST_PAUSE_S
         """Pause after the next error of LEADER_IS_BEHIND, in seconds."""
         self.log_changes = 0
-        """Number of times that its log was cut or made empty since the last answer that was appended."""
+        """Number of times that the log was cut or made empty since the last answer that was appended."""
         self.timer: TimerHandle | None = None
         """Ends the pause after a failure, or the pause that the throttle requires."""
 
@@ -202,6 +204,7 @@ class Fetcher:
     # Requests
 
     async def _run(self) -> None:
+        """Send requests until `stop`. After an unexpected error, begin a new session."""
         while not self._stopping:
             if not self._session.positions:
                 await self._wait()
@@ -248,8 +251,8 @@ class Fetcher:
         """Pause if the leader has answered without news before the time limit of the request.
 
         A leader answers early after it has become the leader of more partitions. This broker may process the metadata
-        of this change a little later, and this ends the pause. If the leader answers early again, the pause lasts as
-        long as the leader should have waited.
+        of this change a little later. It then fetches these partitions, too, which ends the pause. If the leader
+        answers early again, the pause lasts as long as the leader should have waited.
         """
         now_s = self._runtime.clock.monotonic()
         remaining_s = began_s + self._settings.wait_max_ms / 1000 - now_s
@@ -395,7 +398,7 @@ class Fetcher:
     async def _cut(self, followed: _Followed, leader_end: EpochEnd) -> None:
         """Remove the records that the leader does not have, and fetch the partition again afterwards."""
         if self._is_current(followed):
-            await self._change_log(followed, followed.partition.diverged(leader_end, followed.leader_epoch))
+            await self._change_log(followed, followed.partition.remove_diverging(leader_end, followed.leader_epoch))
 
     async def _begin_at_batch(self, followed: _Followed, first_offset: int, data: "PartitionData") -> None:
         """Let an empty log begin at the first offset of the leader's first batch, and append the answer.
@@ -406,7 +409,7 @@ class Fetcher:
         partition = followed.partition
         if not self._is_current(followed):
             return
-        data.records = bytes(data.records)  # type: ignore[arg-type]  # the buffer may be used again
+        data.records = bytes(data.records)  # type: ignore[arg-type]  # the next answer may overwrite the buffer
         try:
             await partition.restart_at(first_offset, followed.leader_epoch)
         except ApiError as error:
@@ -451,7 +454,9 @@ class Fetcher:
         assert isinstance(end, int)
         if end < partition.log_end_offset:
             await self._cut(followed, EpochEnd(UNDEFINED_EPOCH, end))
-        elif start > partition.log_end_offset or partition.log_start_offset < start == partition.log_end_offset:
+        elif start > partition.log_end_offset or (
+            start == partition.log_end_offset and start > partition.log_start_offset
+        ):
             # The leader has none of the records of this log, so it cannot confirm that they were ever committed.
             await self._change_log(followed, partition.restart_at(start, epoch))
         else:

@@ -159,7 +159,7 @@ class Fetchers:
     async def _sync(self, followed: "Sequence[FollowedPartition]") -> "Sequence[FollowedPartition]":
         replicas = [item for item in followed if isinstance(item, FollowedReplica)]
         await self._partitions.flusher.sync_to_ends([replica.partition for replica in replicas])
-        return [replica for replica in replicas if replica.must_sync]
+        return [replica for replica in replicas if replica.must_sync]  # their sync has failed
 
     def _following_ended(self, partition: "Partition", leader_epoch: int, error: "ApiError") -> None:
         """Follow the partition again later, since the error of its log may be temporary. After FencedLeaderEpoch

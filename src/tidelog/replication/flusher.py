@@ -63,7 +63,9 @@ class Flusher:
         self._retry_timer: TimerHandle | None = None
         self._sync_all_scheduled = False
         self._running = False
-        self._checkpoint_failed = False  # whether the next interval writes checkpoints in any case
+        self._checkpoint_is_due = False
+        """Whether the next interval flush writes checkpoints even if no partition is dirty. Reset by a successful
+        write."""
         self._stopped = False
         self._warned_unwritten = False
         self._timer: TimerHandle | None = None
@@ -81,7 +83,7 @@ class Flusher:
     def request(self, partition: "Partition") -> None:
         """Flush the partition now. If a group or a sync of this partition is running, flush it directly afterwards."""
         self._requested[partition] = None
-        self._commit()
+        self._flush_soon()
 
     def sync_all_soon(self) -> None:
         """Sync all dirty partitions in the next turn of the loop. This frees file descriptors, since files with
@@ -95,13 +97,13 @@ class Flusher:
         self._sync_all_scheduled = False
         if not self._stopped:
             self._requested.update((p, None) for p in self.dirty if p.log.unflushed and _may_sync(p))
-            self._commit()
+            self._flush_soon()
 
     def retry_checkpoint(self) -> None:
         """Write the checkpoints at the next interval flush, and retry at each following one until the write
         succeeds.
         """
-        self._checkpoint_failed = True
+        self._checkpoint_is_due = True
 
     async def wait_for_flushes(self) -> None:
         """Wait until no flush uses files of partitions that were marked deleted before the call.
@@ -113,7 +115,7 @@ class Flusher:
 
     # Requested syncs
 
-    def _commit(self) -> None:
+    def _flush_soon(self) -> None:
         if not self._running:
             self._running = True
             self._tasks.spawn(self._flush_requested(), name="group-commit")
@@ -135,24 +137,25 @@ class Flusher:
     # Interval flush
 
     def _tick(self) -> None:
-        self._tasks.spawn(self._interval(), name="interval-flush")
+        self._tasks.spawn(self._run_interval_flush(), name="interval-flush")
 
-    async def _interval(self) -> None:
+    async def _run_interval_flush(self) -> None:
+        """Sync the dirty partitions one by one, and write the checkpoints. Then set the timer for the next interval."""
         try:
             if self._each_interval is not None and not self._stopped:
                 self._each_interval()
             dirty = [] if self._stopped else list(self.dirty)
             for partition, end_offset in [(p, p.log.log_end_offset) for p in dirty if _is_due(p)]:
                 await self.flush_to(partition, end_offset)
-            if dirty or self._checkpoint_failed:
-                self._checkpoint_failed = True
+            if dirty or self._checkpoint_is_due:
+                self._checkpoint_is_due = True
                 write = self._checkpoint(dirty)
                 for partition in dirty:
                     if not partition.log.unflushed or not _may_sync(partition):
                         partition.in_dirty_set = False
                         self.dirty.pop(partition, None)
                 await self._tasks.run_blocking(write, lane=CHECKPOINTS_LANE)
-                self._checkpoint_failed = self._warned_unwritten = False
+                self._checkpoint_is_due = self._warned_unwritten = False
         except OSError as error:
             # No record is lost: a missing checkpoint only makes the scan after a crash take longer. The next interval
             # retries.
@@ -228,7 +231,7 @@ class Flusher:
                 del self._syncing[partition]
             sync_end.set_result(None)
             if self._requested and not self._stopped:
-                self._commit()
+                self._flush_soon()
 
     def _process_outcome(self, partition: "Partition", plan: "FlushPlan", failure: Exception | None) -> None:
         if isinstance(failure, OSError) and lacks_descriptor(failure):
@@ -255,7 +258,7 @@ class Flusher:
         self._without_descriptor = dict.fromkeys(filter(_may_sync, self._without_descriptor))
         if self._without_descriptor and not self._stopped:
             self._requested.update(self._without_descriptor)
-            self._commit()
+            self._flush_soon()
 
 
 def _is_due(partition: "Partition") -> bool:

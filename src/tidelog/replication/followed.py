@@ -53,7 +53,7 @@ class FollowedPartition(Protocol):
     def set_high_watermark(self, offset: int) -> None:
         """Set the high watermark to the leader's, but not above the end of this log."""
 
-    async def diverged(self, leader_end: "EpochEnd", leader_epoch: int) -> None:
+    async def remove_diverging(self, leader_end: "EpochEnd", leader_epoch: int) -> None:
         """Remove the records that the leader does not have, and the leader epochs that begin at or after their first
         offset. The removal is durable when this returns.
 

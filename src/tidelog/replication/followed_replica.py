@@ -69,7 +69,7 @@ class FollowedReplica:
         self._leader_high_watermark = offset
         self.partition.step(LeaderHighWatermark(self.partition.leader_epoch, offset))
 
-    async def diverged(self, leader_end: "EpochEnd", leader_epoch: int) -> None:
+    async def remove_diverging(self, leader_end: "EpochEnd", leader_epoch: int) -> None:
         log = self.partition.log
         own_end = log.epochs.end_offset_for(leader_end.leader_epoch, log.log_end_offset)
         await self._change_log(Diverged(leader_epoch, leader_end, own_end))

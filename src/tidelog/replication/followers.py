@@ -72,15 +72,17 @@ class PartitionFollowers:
         them. Without online followers, the leader's own offset counts. Raises NotLeaderOrFollower, StorageError and
         RequestTimedOut.
         """
-        ends_s = self._monotonic() + timeout_s
+        deadline_s = self._monotonic() + timeout_s
         while True:
             partition.check_online()
             low_watermark = _low_watermark(partition, is_online)
             if low_watermark >= offset:
                 return low_watermark
-            remaining_s = ends_s - self._monotonic()
+            remaining_s = deadline_s - self._monotonic()
             if remaining_s <= 0:
-                raise RequestTimedOut(f"a follower of {partition.topic}-{partition.index} begins at {low_watermark}")
+                raise RequestTimedOut(
+                    f"a follower's log of {partition.topic}-{partition.index} still begins at offset {low_watermark}"
+                )
             awaited = self._awaited_starts.get(partition)
             if awaited is None or awaited.done():
                 awaited = self._awaited_starts[partition] = self._tasks.future()

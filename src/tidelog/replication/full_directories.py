@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.directory")
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+"""Error numbers of the system for a full disk and for an exhausted disk quota."""
 ROOM_BYTES = 1 << 20
 """A directory that had no space is usable again when it has at least this many free bytes, and at least four times as
 many as the smallest refused batch needs."""
@@ -29,30 +30,32 @@ def lacks_space(error: Exception) -> bool:
 class FullDirectories:
     """The full directories by path, each with the size of the smallest refused batch and the error number."""
 
-    __slots__ = ("_refused", "_without_descriptor", "no_descriptors")
+    __slots__ = ("_refused", "_without_descriptor", "on_no_descriptor")
 
     def __init__(self) -> None:
         self._refused: dict[str, tuple[int, int]] = {}
+        """For each full directory, the size of the smallest refused batch, and the error number of the system; 0 if it
+        is unknown."""
         self._without_descriptor: dict[str, None] = {}
         """Directories in which a batch was refused for lack of file descriptors since the last call of
         `mark_usable`. Such a directory is not marked as usable yet: each sync may free a descriptor, but only for a
         moment."""
-        self.no_descriptors: Callable[[], None] | None = None
+        self.on_no_descriptor: Callable[[], None] | None = None
         """Called when a batch was refused because its file could not be opened: no file descriptor was free."""
 
     def note_refusal(self, path: str, size: int, error: Exception) -> None:
         """Record that a batch was refused for lack of space or of another resource that may become available again."""
         cause = error.__cause__
-        number = cause.errno if isinstance(cause, OSError) and cause.errno else 0
+        error_number = cause.errno if isinstance(cause, OSError) and cause.errno else 0
         if lacks_descriptor(cause):
             self._without_descriptor[path] = None
-            if self.no_descriptors is not None:
-                self.no_descriptors()
+            if self.on_no_descriptor is not None:
+                self.on_no_descriptor()
         if path not in self._refused:
             logger.error("appends refused path=%s bytes=%d reason=%s", path, size, error)
-            self._refused[path] = size, number
+            self._refused[path] = size, error_number
         elif size < self._refused[path][0]:
-            self._refused[path] = size, number
+            self._refused[path] = size, error_number
 
     def note_append(self, path: str, size: int) -> None:
         """Record that a batch was appended. A batch smaller than the smallest refused one does not prove that there
@@ -67,14 +70,16 @@ class FullDirectories:
         file descriptors and have refused no batch for this reason since the last `mark_usable`. Blocks; thread-safe.
         """
         usable = []
-        for path, (size, number) in list(self._refused.items()):
+        for path, (size, error_number) in list(self._refused.items()):
             try:
-                if number in NOT_OPENED:
-                    usable += [path] if path not in self._without_descriptor else []
-                elif number in NO_SPACE and disk.free_bytes(path) >= max(4 * size, ROOM_BYTES):
-                    usable.append(path)
+                if error_number in NOT_OPENED:
+                    is_usable = path not in self._without_descriptor
+                else:
+                    is_usable = error_number in NO_SPACE and disk.free_bytes(path) >= max(4 * size, ROOM_BYTES)
             except OSError:
                 continue
+            if is_usable:
+                usable.append(path)
         return usable
 
     def mark_usable(self, paths: list[str]) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 UNKNOWN = -1
 """An offset or a broker epoch that is not known yet."""
 NEVER_CAUGHT_UP_MS = -(1 << 62)
-"""The time at which a follower caught up last, if it has never caught up."""
+"""Stands for the time at which a follower caught up last, while the follower has never caught up."""
 
 
 def bounded_min_isr(min_insync_replicas: int, replicas: int) -> int:
@@ -37,7 +37,7 @@ class FetchTime:
         self.ms = 0
 
 
-class Follower:
+class FollowerState:
     """The leader's knowledge of one follower in the current leader epoch."""
 
     __slots__ = (
@@ -155,7 +155,7 @@ class InSyncReplicas:
         state, it sends no proposal."""
         # Each member has the whole `lag_max_ms` for its first fetch. Other replicas have to catch up first.
         self.followers = {
-            replica: Follower(now_ms if replica in committed else NEVER_CAUGHT_UP_MS)
+            replica: FollowerState(now_ms if replica in committed else NEVER_CAUGHT_UP_MS)
             for replica in dict.fromkeys((*replicas, *committed))
             if replica != node_id
         }
@@ -168,7 +168,7 @@ class InSyncReplicas:
         self.proposed = None
         self.awaits_answer = self.awaits_metadata = False
         self.followers = {
-            replica: self.followers.get(replica) or Follower(NEVER_CAUGHT_UP_MS)
+            replica: self.followers.get(replica) or FollowerState(NEVER_CAUGHT_UP_MS)
             for replica in dict.fromkeys((*replicas, *committed))
             if replica != self._node_id
         }
@@ -218,7 +218,7 @@ class InSyncReplicas:
         return limit
 
     def _is_returning(
-        self, replica: int, follower: Follower, leader_end: int, now_ms: int, eligible: Mapping[int, int]
+        self, replica: int, follower: FollowerState, leader_end: int, now_ms: int, eligible: Mapping[int, int]
     ) -> bool:
         return follower.is_caught_up(leader_end, now_ms, self._lag_max_ms) and _is_registered(
             replica, follower, eligible
@@ -261,5 +261,6 @@ class InSyncReplicas:
         return eligible.get(member, UNKNOWN)
 
 
-def _is_registered(replica: int, follower: Follower, eligible: Mapping[int, int]) -> bool:
-    return eligible.get(replica, UNKNOWN) == follower.broker_epoch != UNKNOWN
+def _is_registered(replica: int, follower: FollowerState, eligible: Mapping[int, int]) -> bool:
+    """Return whether the follower has fetched with the broker epoch of its current registration."""
+    return follower.broker_epoch != UNKNOWN and follower.broker_epoch == eligible.get(replica)

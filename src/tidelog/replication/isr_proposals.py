@@ -90,7 +90,7 @@ class IsrProposals:
             TIMEOUT_MS,
         )
         answer = await self._controller.alter_partition(request)
-        self._log(answer)
+        self._log_failure(answer)
         results = {(result.topic_id, result.partition): result for result in answer.value or ()}
         for partition, effect in proposals.items():
             result = results.get((TopicId(partition.topic_id), partition.index))
@@ -99,6 +99,7 @@ class IsrProposals:
             self._process_result(partition, effect, result)
 
     def _process_result(self, partition: "Partition", effect: AskForIsr, result: IsrResult) -> None:
+        """Report the result of a proposal to the replica. After an unknown outcome, let the replica propose again."""
         if partition.deleted:
             return
         answered = IsrAnswered(effect.leader_epoch, effect.partition_epoch, result.error)
@@ -113,6 +114,7 @@ class IsrProposals:
             )
         partition.step(answered)
         isr = partition.replica.isr
+        # The outcome of the proposal is unknown: propose it again after a pause.
         if isr is not None and isr.proposed is not None and not isr.awaits_answer and not isr.awaits_metadata:
             if not self._unanswered:
                 self._tasks.call_later(RETRY_S, self._ask_again)
@@ -122,9 +124,9 @@ class IsrProposals:
         partitions, self._unanswered = self._unanswered, {}
         for partition in partitions:
             if not (self._stopped or partition.deleted):
-                partition.step(Tick())
+                partition.step(Tick())  # in this step the replica proposes its ISR again
 
-    def _log(self, answer: "Answer[list[IsrResult]]") -> None:
+    def _log_failure(self, answer: "Answer[list[IsrResult]]") -> None:
         """Write the first of several consecutive failures to the log."""
         if answer.value is not None:
             self._has_failed = False

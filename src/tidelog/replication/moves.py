@@ -249,9 +249,11 @@ class Moves:
         if cold is not None:
             await tasks.run_blocking(_read_cold, cold)
             self._check(move)
-        first = log.read(log.log_start_offset, 1, log.log_end_offset)
+        first_piece = log.read(log.log_start_offset, 1, log.log_end_offset)
         # The copy begins with the batch that holds the start offset. After compaction there may be no such batch.
-        start = min(first.first_batch_offset, log.log_start_offset) if first.size else log.log_start_offset
+        start = log.log_start_offset
+        if first_piece.size:
+            start = min(first_piece.first_batch_offset, start)
         random = self._runtime.random.randbytes(16)
         move.path = move.path or future_path(move.target.path, log.topic_partition, random)
         future_log = move.future_log = await tasks.run_blocking(
@@ -270,7 +272,9 @@ class Moves:
                 if cold is not None:
                     await tasks.run_blocking(_read_cold, cold)
                 # A segment that is nearly empty after compaction is not the end of the log.
-                last = log.segments.items[log.segments.floor(future_log.log_end_offset)] is log.segments.active
+                in_last_segment = (
+                    log.segments.items[log.segments.floor(future_log.log_end_offset)] is log.segments.active
+                )
                 piece = log.read(future_log.log_end_offset, PIECE_BYTES, log.log_end_offset)
             except OffsetOutOfRange:
                 return False
@@ -278,7 +282,7 @@ class Moves:
                 await tasks.run_blocking(_copy_piece, piece, future_log)
                 unflushed += piece.size
                 await self._pause(move, piece.size)
-            nearly_done = not piece.size or (last and piece.size < SWITCH_BYTES)
+            nearly_done = not piece.size or (in_last_segment and piece.size < SWITCH_BYTES)
             if unflushed and (nearly_done or unflushed >= FLUSH_BYTES):
                 unflushed = 0
                 await self._flush(future_log)
@@ -317,6 +321,7 @@ class Moves:
     # The end of a move: freeze, rename, switch, retire
 
     async def _finish_move(self, move: Move, name: str) -> None:
+        """Freeze, rename, switch and retire; see the docstring of this module."""
         partition, runtime, future_log = move.partition, self._runtime, move.future_log
         assert future_log is not None
         old = partition.log
@@ -339,10 +344,10 @@ class Moves:
             self._switch(move, old, new)
             move.future_log, move.path = None, ""  # from now on the copy must not be discarded
             random = runtime.random.randbytes(16)
-            wanted = partial(self._is_wanted, partition)
+            may_retry = partial(self._is_wanted, partition)
             try:
                 retired_path = await retry_without_descriptor(
-                    runtime.tasks, wanted, _retire_old_log, runtime.disk, source, old, random, lane=CHECKPOINTS_LANE
+                    runtime.tasks, may_retry, _retire_old_log, runtime.disk, source, old, random, lane=CHECKPOINTS_LANE
                 )
                 self._partitions.reconciler.remove_later(retired_path, partition.config.file_delete_delay_ms, old)
             except OSError as error:
@@ -355,6 +360,7 @@ class Moves:
         logger.info("partition moved partition=%s from=%s to=%s", name, source.path, move.target.path)
 
     async def _remove_mark(self, move: Move) -> None:
+        """Remove the mark `takes-over` of the copy, since the old log no longer has the same name."""
         try:
             await self._runtime.tasks.run_blocking(
                 remove_mark, self._runtime.disk, move.target.path, move.partition.log.topic_partition

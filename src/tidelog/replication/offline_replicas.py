@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidelog.metadata.image import NO_LEADER
 from tidelog.metadata.link import ReplicasOffline
-from tidelog.metadata.offline_replicas import is_counted_on
+from tidelog.metadata.offline_replicas import leads_or_may_lead
 from tidelog.model.ids import TopicId, TopicPartition
 from tidelog.replication.full_directories import lacks_space
 from tidelog.runtime.cancelling import cancel_and_wait
@@ -139,7 +139,10 @@ class OfflineReplicas:
         """Yield the replicas that must be reported, with the partition epochs."""
         for topic_id, key, state in self._offline():
             replica = topic_id, key.partition
-            if is_counted_on(state, self._partitions.node_id) and self._reported.get(replica) != state.partition_epoch:
+            if (
+                leads_or_may_lead(state, self._partitions.node_id)
+                and self._reported.get(replica) != state.partition_epoch
+            ):
                 yield replica, state.partition_epoch
         for topic_id, key, state in self._led_without_space():
             replica = topic_id, key.partition
@@ -151,13 +154,13 @@ class OfflineReplicas:
         """Yield the partitions that this broker leads on a full disk and that another broker can lead, with their
         newest states.
         """
-        latest_s = self._clock.monotonic() - SPACE_PAUSE_S
+        now_s = self._clock.monotonic()
         for partition, since_s in list(self._full.items()):
             isr = partition.replica.isr
             if partition.deleted or isr is None or not partition.appends_refused:
                 del self._full[partition]
             # If fewer members than min.insync.replicas remained, the next leader could not accept records, either.
-            elif since_s <= latest_s and len(isr.committed) > max(isr.min_isr, 1):
+            elif now_s - since_s >= SPACE_PAUSE_S and len(isr.committed) > max(isr.min_isr, 1):
                 topic = self._partitions.topics.get(partition.topic)
                 if topic is not None and partition.index < len(topic.partitions):
                     key = TopicPartition(partition.topic, partition.index)

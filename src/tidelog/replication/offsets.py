@@ -68,6 +68,7 @@ class Offsets:
         self._set_start(key, start_offset)
 
     def end_cut(self, partition: "Partition") -> None:
+        """Let `update` change the recovery point and the log start offset again."""
         self._being_cut.pop(partition.log.topic_partition, None)
 
     def forget(self, partition: "Partition") -> None:

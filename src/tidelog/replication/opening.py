@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 DISK_THREADS = 4
 """Number of threads that open or close logs."""
-WAIT_S = 0.001
+FAST_OPENING_MAX_S = 0.001
 """If opening a log takes longer than this number of seconds on average, the disk is the bottleneck. Opening a log from
 the page cache takes a third of this time."""
 AVERAGED_LOGS = 20
@@ -70,7 +70,7 @@ async def _open_in_parallel(runtime: "Runtime", openings: list[Opening]) -> list
     run_blocking, clock = runtime.tasks.run_blocking, runtime.clock
     quick = [opening for opening in openings if opening.directory.clean and not opening.new]
     slow = [opening for opening in openings if opening.new or not opening.directory.clean]
-    opened = await run_blocking(_open, iter(quick), clock, WAIT_S) if quick else []
+    opened = await run_blocking(_open, iter(quick), clock, FAST_OPENING_MAX_S) if quick else []
     remaining = quick[len(opened) :] + slow
     if remaining:
         shared_iterator = iter(remaining)  # all threads share this iterator
@@ -80,9 +80,9 @@ async def _open_in_parallel(runtime: "Runtime", openings: list[Opening]) -> list
     return opened
 
 
-def _open(openings: Iterator[Opening], clock: "Clock", wait_s: float | None = None) -> list[OpenResult]:
-    """Open logs one after another. With `wait_s`, stop when one log takes longer than `wait_s` seconds on
-    average.
+def _open(openings: Iterator[Opening], clock: "Clock", average_max_s: float | None = None) -> list[OpenResult]:
+    """Open logs one after another. With `average_max_s`, stop when one log takes longer than this number of seconds
+    on average.
     """
     results: list[OpenResult] = []
     began, now_ms = clock.monotonic(), clock.now_ms()
@@ -93,7 +93,7 @@ def _open(openings: Iterator[Opening], clock: "Clock", wait_s: float | None = No
             results.append((opening, log))
         except (InTheWay, CorruptLog, OSError) as error:
             results.append((opening, error))
-        if wait_s is not None and clock.monotonic() - began > wait_s * AVERAGED_LOGS:
+        if average_max_s is not None and clock.monotonic() - began > average_max_s * AVERAGED_LOGS:
             break
         if len(results) % AVERAGED_LOGS == 0:
             began = clock.monotonic()

@@ -54,7 +54,7 @@ READ_COMMITTED = 1
 RECORDS_LANE = "records"
 """Lane of the examinations of records, so that they run one at a time."""
 NEVER = (1 << 63) - 1
-"""Default of `flush.messages` and `flush.ms`."""
+"""Default of `flush.messages` and `flush.ms`: no sync before the next interval flush."""
 
 
 class Partition:
@@ -138,7 +138,7 @@ class Partition:
     def configure(self, config: "LogConfig") -> None:
         """Apply new topic settings. The caller has already applied them to the log."""
         self.config = config
-        self._requires_sync = config.durability == "fsync" or self.frozen
+        self._requires_sync = config.durability == "fsync" or self.frozen  # the local mark moves only after syncs
         self._flushes_early = min(config.flush_messages, config.flush_ms) < NEVER
         self.recompression: Recompression | None = recompression(config)
         self._shared.warned_too_large.pop(self.topic, None)
@@ -271,15 +271,19 @@ class Partition:
         """
         if leader_epoch is not None and leader_epoch != self.replica.leader_epoch:
             raise NotLeaderOrFollower(f"leader epoch {leader_epoch} of {self.topic}-{self.index} has ended")
-        return self.append(memoryview(data), BatchHeader(data), False)
+        appended = self.append(memoryview(data), BatchHeader(data), limits=False)  # False: no limits
+        self.log.producers.forget_replicated(self.replica.high_watermark)
+        return appended
 
     def append(self, batch: memoryview, header: "BatchHeader", limits: "Limits | None" = None) -> "Appended":
         """Append one checked batch of a client; offsets are written into `batch` itself.
 
         `limits` says how the topic's limits on clients' batches are checked. By default, the records are examined on
-        the event loop, within the loop's time budget. Raises StorageError when the log is offline,
-        NotLeaderOrFollower when this broker does not lead the partition, the log's errors (sequence, timestamp, size),
-        and NotInline when the records must be examined but this turn of the loop has no time left.
+        the event loop, within the loop's time budget.
+
+        Raises StorageError when the log is offline, NotLeaderOrFollower when this broker does not lead the partition,
+        and the log's errors (sequence, timestamp, size). Raises NotInline when the records must be examined but this
+        turn of the loop has no time left.
         """
         replica = self.replica
         if self.deleted or not replica.leads:
@@ -294,13 +298,13 @@ class Partition:
                 self.fail()
             else:
                 self.appends_refused = True
-                self._shared.full.note_refusal(self.log.directory.rpartition("/")[0], header.size, error)
+                self._shared.full_directories.note_refusal(self.log.directory.rpartition("/")[0], header.size, error)
                 if self._shared.on_refused_append is not None:
                     self._shared.on_refused_append(self, error)
             raise
         if self.appends_refused:
             self.appends_refused = False
-            self._shared.full.note_append(self.log.directory.rpartition("/")[0], header.size)
+            self._shared.full_directories.note_append(self.log.directory.rpartition("/")[0], header.size)
         if appended.next_offset > replica.high_watermark:
             if not self.in_dirty_set:
                 self._mark_dirty()
@@ -351,15 +355,16 @@ class Partition:
                 self.fail()
             else:
                 self.appends_refused = True
-                self._shared.full.note_refusal(directory, len(data), error)
+                self._shared.full_directories.note_refusal(directory, len(data), error)
             raise
         finally:
             if log.log_end_offset > end_before:
                 self._mark_dirty()
                 self.step(LogAppended(log.log_end_offset, not self._requires_sync))
+                log.producers.forget_replicated(replica.high_watermark)
         if self.appends_refused:
             self.appends_refused = False
-            self._shared.full.note_append(directory, len(data))
+            self._shared.full_directories.note_append(directory, len(data))
         if self._flushes_early:
             self._flush_early()
 
@@ -480,6 +485,7 @@ class Partition:
             self._notify()
 
     def _notify(self) -> None:
+        """Notify the fetches that wait for a new high watermark (see `watch`)."""
         self._notified_high_watermark = self.replica.high_watermark
         for watcher in list(self._watchers):
             watcher.moved(self)
@@ -568,6 +574,7 @@ class Partition:
             raise UnknownLeaderEpoch(f"leader epoch {epoch} is newer than {current}")
 
     def watch(self, watcher: HighWatermarkWatcher) -> None:
+        """Call `watcher.moved` when the high watermark moves, or when waiting for it has become useless."""
         self._watchers[watcher] = None
 
     def unwatch(self, watcher: HighWatermarkWatcher) -> None:

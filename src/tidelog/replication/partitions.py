@@ -99,7 +99,7 @@ class Partitions(PartitionTable):
         self.reconciler = Reconciler(runtime, self, topic_config, node_id)
         self._retention = RetentionPasses(runtime, self)
         self.flusher = Flusher(runtime.tasks, flush_interval_ms, self.checkpoint, self._check_directories)
-        self.shared.full.no_descriptors = self.flusher.sync_all_soon
+        self.shared.full_directories.on_no_descriptor = self.flusher.sync_all_soon
         self.shared.on_peer_work = self._begin_peer_work
         self.on_peer_work: Callable[[Partition, AskForIsr | FetchFrom], None] | None = None
         """Called when a replica needs the controller or another broker. It must not wait."""
@@ -252,7 +252,7 @@ class Partitions(PartitionTable):
         space again.
         """
         self.handle_directory_failures()
-        if self.shared.full or self.reconciler.to_reopen:
+        if self.shared.full_directories or self.reconciler.to_reopen:
             self._runtime.tasks.spawn(self._retry_refused(), name="retry-full-directories")
 
     def handle_directory_failures(self) -> None:
@@ -260,8 +260,9 @@ class Partitions(PartitionTable):
             self.fail_soon(path, reason)
 
     async def _retry_refused(self) -> None:
-        full = self.shared.full
-        full.mark_usable(await self._runtime.tasks.run_blocking(full.find_usable, self._runtime.disk))
+        full_directories = self.shared.full_directories
+        usable = await self._runtime.tasks.run_blocking(full_directories.find_usable, self._runtime.disk)
+        full_directories.mark_usable(usable)
         await self.open_again()
 
     def update_offsets(self, partition: Partition) -> None:
@@ -304,6 +305,7 @@ class Partitions(PartitionTable):
             failed = await self._runtime.tasks.run_blocking(
                 self.directories.try_checkpoints, *self.offsets.copies(), lane=CHECKPOINTS_LANE
             )
+            # A cut or a move of these partitions has begun in the meantime, so the files may have other offsets.
             remaining = [partition for partition, log in logs if partition.frozen or partition.log is not log]
             for partition, log in logs:
                 if partition not in remaining and (

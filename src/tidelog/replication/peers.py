@@ -56,7 +56,7 @@ class Peers:
         self._config = config
         self._partitions = partitions
         self._connect_to = connect
-        self._brokers: MetadataImage = metadata.image
+        self._image: MetadataImage = metadata.image
         """The image from which the brokers' addresses are read. It may be newer than the image in the metadata cache,
         since the cache gets a new image only after all listeners were called."""
         self.followers = PartitionFollowers(partitions, runtime, LeaderThrottle(runtime.clock, config))
@@ -106,7 +106,7 @@ class Peers:
 
     def change_addresses(self, old: "MetadataImage", new: "MetadataImage") -> None:
         """Use the brokers' addresses from the image `new`. Call this before partitions change their roles."""
-        self._brokers = new
+        self._image = new
         if self._ticks is not None:
             self._offline.check()
         if old.brokers is new.brokers:
@@ -119,7 +119,7 @@ class Peers:
         self._fetchers.leaders_changed(changed)
 
     def _connect(self, leader: int, number: int) -> "Channel | None":
-        broker = self._brokers.brokers.get(leader)
+        broker = self._image.brokers.get(leader)
         if broker is None:
             return None
         settings = ChannelConfig(

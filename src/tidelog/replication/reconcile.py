@@ -91,7 +91,7 @@ class Reconciler:
                     changed = self._partitions.find(name, index)
                     if changed is not None and changed.topic_id == topic.topic_id:
                         self._apply_role(changed, state)
-                        leads_more |= state.leader == self._node_id != before.leader
+                        leads_more |= before.leader != self._node_id and state.leader == self._node_id
         if leads_more:
             self._partitions.answer_followers_soon()
 
@@ -127,7 +127,7 @@ class Reconciler:
             self._note_changed_partitions()
 
     async def _apply(self, old: "MetadataImage", new: "MetadataImage") -> None:
-        if old.position == 0:
+        if old.position == 0:  # the first image after the start
             await self._runtime.tasks.run_blocking(
                 self._partitions.directories.forget_stale_entries,
                 partial(_is_known, new),

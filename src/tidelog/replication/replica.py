@@ -7,7 +7,8 @@ event is dropped if that epoch has ended.
 Three offsets describe a replica, all exclusive:
 
     end offset      the end of the log (LEO)
-    local mark      end of the part that is durable enough here: the end offset, or the synced end (`durability=fsync`)
+    local mark      end of the part that is durable enough on this broker: the end offset, or, with `durability=fsync`,
+                    the end of the synced part
     high watermark  end of the committed part (HW): consumers may read it, and its writes with acks=all are answered
 
 An acknowledgement with acks=1 waits for the local mark; an acknowledgement with acks=all waits for the high watermark.
@@ -313,6 +314,9 @@ class Replica:
     # Roles
 
     def _became_leader(self, event: BecameLeader, now_ms: int) -> list[Effect]:
+        """Begin to lead in a new leader epoch, or continue the current epoch: with another ISR, or after the broker has
+        regained its lease.
+        """
         if event.leader_epoch < self.leader_epoch:
             return []
         if event.leader_epoch == self.leader_epoch and self.isr is not None:
@@ -402,7 +406,7 @@ class Replica:
         self.local_mark = min(event.end_offset, self.end_offset)
         if self.isr is None:
             return []
-        self._advance(now_ms)
+        self._advance(now_ms)  # its effect would also be MarksMoved
         return [MarksMoved()]
 
     def _diverged(self, event: Diverged, _: int) -> list[Effect]:

@@ -68,13 +68,13 @@ class RetentionPasses:
             for partition, log, removal in removals:
                 error = failed.get(log.directory.rpartition("/")[0]) if removal.renames_files else None
                 if error is not None:
-                    self._failed(partition, error)
+                    self._report_failure(partition, error)
                 # If the partition has moved in the meantime, all files of its old log are deleted later.
                 elif partition.log is log and not (partition.deleted or partition.frozen):
                     try:
                         await self._partitions.run_file_work(removal.run)
                     except Exception as failure:
-                        self._failed(partition, failure)
+                        self._report_failure(partition, failure)
             await self._runtime.tasks.sleep(0)
 
     async def _retire_segments(self, partition: "Partition") -> "Removal | None":
@@ -89,7 +89,7 @@ class RetentionPasses:
                 await self._partitions.run_file_work(age_search.run)
                 if age_search.wanted_part is None:
                     age_search.store_result()
-                else:
+                else:  # the times of some records are needed: a child process reads them
                     search = self._search_records(partition, log, age_search)
                     self._time_searches[partition] = self._runtime.tasks.spawn(search, name="record-times")
             if partition.deleted or partition.frozen or log is not partition.log or log.failure is not None:
@@ -103,7 +103,7 @@ class RetentionPasses:
                 return None  # the next pass retries: the files were moved or replaced
             if isinstance(error, CorruptLog):
                 log.fail(str(error))
-            self._failed(partition, error)
+            self._report_failure(partition, error)
             return None
 
     async def _search_records(
@@ -128,11 +128,11 @@ class RetentionPasses:
                 age_search.store_result()
         except (CorruptLog, OSError, WorkEnded) as error:
             if log is partition.log and not (partition.frozen or age_search.is_outdated):
-                self._failed(partition, error)  # the next pass retries
+                self._report_failure(partition, error)  # the next pass retries
         finally:
             del self._time_searches[partition]
 
-    def _failed(self, partition: "Partition", error: Exception) -> None:
+    def _report_failure(self, partition: "Partition", error: Exception) -> None:
         if not partition.deleted:
             expected = isinstance(error, StorageError | OSError | CorruptLog | WorkEnded)
             logger.error(

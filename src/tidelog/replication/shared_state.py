@@ -44,7 +44,7 @@ class SharedByPartitions:
     __slots__ = (
         "end_watchers",
         "failed_topics",
-        "full",
+        "full_directories",
         "on_peer_work",
         "on_refused_append",
         "queued_bytes",
@@ -56,7 +56,7 @@ class SharedByPartitions:
 
     def __init__(self, turns: Turns) -> None:
         self.turns = turns
-        self.full = FullDirectories()
+        self.full_directories = FullDirectories()
         self.queued_bytes = QueuedBytes()
         self.failed_topics: dict[str, None] = {}
         """Topics with a partition whose log has gone offline on this broker since the start."""

@@ -94,7 +94,8 @@ class SyncedMark:
                     return
                 if all(map(_is_synced, self._partitions)):
                     self._may_be_stored = True
-                    if not await self._write(True):
+                    errors = await self._write(True)
+                    if not errors:
                         return
             await self._tasks.sleep(RETRY_S)
 

@@ -102,4 +102,4 @@ class PartitionTable:
         # If this broker has the only replica and its log is still being opened, no client knows the partition yet.
         if image is not None and is_known and image.partitions[index].replicas != (self.node_id,):
             return NotLeaderOrFollower(f"this broker does not lead {topic}-{index}")
-        return UnknownTopicOrPartition(f"there is no partition {index} of topic {topic!r} here")
+        return UnknownTopicOrPartition(f"this broker knows no partition {index} of topic {topic!r}")

@@ -4,6 +4,7 @@ Only the first batch of a transaction in a partition waits, together with the ba
 before the wait has ended. The batches of all other producers are appended meanwhile.
 """
 
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,17 +16,21 @@ from tidelog.wire.errors import ApiError, ErrorCode, NotLeaderOrFollower, OutOfO
 
 if TYPE_CHECKING:
     from tidelog.log.appended import Appended
-    from tidelog.replication.append_queue import Outcome, QueuedBytes
+    from tidelog.replication.append_queue import OutcomeListener, QueuedBytes
     from tidelog.replication.partition import Partition
     from tidelog.runtime.interfaces import Tasks
+
+logger = logging.getLogger("tidelog.partition")
 
 ACKS_ALL = -1
 REFUSED_MAX = 1_000
 """Upper bound on the producers whose last refused batch a partition remembers."""
-RETRIED = (
+RETRIED_ERRORS = (
     ErrorCode.CONCURRENT_TRANSACTIONS,
     ErrorCode.NOT_ENOUGH_REPLICAS,
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.REQUEST_TIMED_OUT,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
 )
 """Errors after which producers send the batch again."""
 
@@ -33,42 +38,58 @@ Ask = Callable[[], Awaitable[None]]
 """Asks the coordinator about the partition. Raises an ApiError if the batches must be refused with it."""
 
 
+class Inquiry(NamedTuple):
+    """The question to the coordinator before a batch is appended."""
+
+    question: Hashable
+    """Batches with equal questions get the same answer."""
+    ask: Ask
+    has_version_2: bool
+    """Whether the producer has transaction version 2. Then each transaction has an epoch of its own, so the first batch
+    in the partition has the sequence number 0."""
+
+
 class _Waiting(NamedTuple):
     batch: bytearray
-    question: Hashable
-    ask: Ask
-    done: "Outcome"
+    inquiry: Inquiry
+    done: "OutcomeListener"
 
 
 class UnverifiedBatches:
     """The waiting batches of one partition; usually empty. All methods are called on the event loop."""
 
-    __slots__ = ("_bytes", "_partition", "_refused", "_tasks", "_waiting")
+    __slots__ = ("_partition", "_queued_bytes", "_refused", "_tasks", "_waiting")
 
     def __init__(self, partition: "Partition", tasks: "Tasks", queued_bytes: "QueuedBytes") -> None:
         self._partition = partition
         self._tasks = tasks
-        self._bytes = queued_bytes
+        self._queued_bytes = queued_bytes
         self._waiting: dict[int, deque[_Waiting]] = {}
         """By producer id, in the order of their arrival."""
         self._refused: dict[int, tuple[int, int]] = {}
         """By producer id: the epoch and the lowest base sequence of batches that were refused and may be sent again."""
 
     def must_wait(self, header: BatchHeader) -> bool:
-        """Return whether the batch of a transaction must be passed to `add`: if earlier batches of its producer wait,
-        or if the partition has no records of an open transaction of this producer and epoch.
+        """Return whether the batch of a transaction must be passed to `add`. This is so if earlier batches of its
+        producer wait, or if the partition has no records of an open transaction of this producer and epoch.
         """
         return header.producer_id in self._waiting or not has_open_transaction(
             self._partition, header.producer_id, header.producer_epoch
         )
 
-    def add(self, batch: memoryview, header: BatchHeader, question: Hashable, ask: Ask, done: "Outcome") -> None:
+    def add(self, batch: memoryview, header: BatchHeader, inquiry: Inquiry, done: "OutcomeListener") -> None:
         """Append the batch when the coordinator has confirmed the partition. `done` is called later with the result.
 
-        Batches with equal `question`s get the same answer. Raises RequestTimedOut if too many bytes wait already.
+        Raises RequestTimedOut if too many bytes wait already, and the errors of `Partition.check_writable`.
         """
-        self._bytes.reserve(len(batch))
-        item = _Waiting(bytearray(batch), question, ask, done)
+        try:
+            self._partition.check_writable(ACKS_ALL)
+            self._queued_bytes.reserve(len(batch))
+        except ApiError as error:
+            if error.code in RETRIED_ERRORS:
+                self._remember_refused(header)
+            raise
+        item = _Waiting(bytearray(batch), inquiry, done)
         waiting = self._waiting.get(header.producer_id)
         if waiting is not None:
             waiting.append(item)
@@ -84,41 +105,46 @@ class UnverifiedBatches:
             while waiting:
                 item = waiting[0]
                 header = BatchHeader(item.batch)
-                error = None if self._continues_transaction(header) else await self._verify(header, item.ask)
+                error = None if self._continues_transaction(header) else await self._verify(header, item.inquiry)
                 if error is None:
                     self._append(waiting, header)
                     continue
                 # Waiting batches of the same transaction are refused, too, so that the order of the batches does not
                 # change.
-                if error.code in RETRIED:
+                if error.code in RETRIED_ERRORS:
                     self._remember_refused(header)
-                while waiting and waiting[0].question == item.question:
+                while waiting and waiting[0].inquiry.question == item.inquiry.question:
                     self._remove_first(waiting)(error)
         finally:  # if the broker stops, some batches may still wait
             del self._waiting[producer_id]
             while waiting:
                 self._remove_first(waiting)(NotLeaderOrFollower("the broker stops"))
 
-    async def _verify(self, header: BatchHeader, ask: Ask) -> ApiError | None:
+    async def _verify(self, header: BatchHeader, inquiry: Inquiry) -> ApiError | None:
         """Return the error with which the batch must be refused, or None if it may be appended."""
         try:
             verification = Verification(self._partition, header.producer_id, header.producer_epoch)
         except ApiError as refusal:
             return refusal
         try:
-            await ask()
+            await inquiry.ask()
             verification.check()
         except ApiError as refusal:
             return refusal
         finally:
             verification.end()
-        return self._check_sequence(header)
+        return self._check_sequence(header, inquiry)
 
-    def _check_sequence(self, header: BatchHeader) -> ApiError | None:
+    def _check_sequence(self, header: BatchHeader, inquiry: Inquiry) -> ApiError | None:
         """Return an error for a batch that overtakes an earlier batch, which was refused and will be sent again.
 
         The log itself cannot notice this if it has no batch of the producer yet.
         """
+        if inquiry.has_version_2 and header.base_sequence > 0 and not self._is_known(header):
+            return OutOfOrderSequenceNumber(
+                f"producer {header.producer_id} epoch {header.producer_epoch} sent sequence {header.base_sequence} "
+                "first; with transaction version 2, the first one in a partition is 0"
+            )
         refused = self._refused.get(header.producer_id)
         if refused is None:
             return None
@@ -131,12 +157,18 @@ class UnverifiedBatches:
         return None
 
     def _remember_refused(self, header: BatchHeader) -> None:
+        # The entry is removed and added again, so that the entries are in the order of their last refusals.
         epoch, sequence = self._refused.pop(header.producer_id, (header.producer_epoch, header.base_sequence))
         if epoch != header.producer_epoch or header.base_sequence < sequence:
             epoch, sequence = header.producer_epoch, header.base_sequence
         self._refused[header.producer_id] = epoch, sequence
         if len(self._refused) > REFUSED_MAX:
             del self._refused[next(iter(self._refused))]
+
+    def _is_known(self, header: BatchHeader) -> bool:
+        """Return whether the log has a batch of the producer, with any epoch."""
+        entry = self._partition.log.producers.entries.get(header.producer_id)
+        return entry is not None and bool(entry.batches)
 
     def _has_batches_of(self, header: BatchHeader) -> bool:
         """Return whether the log knows the next sequence of this producer and epoch."""
@@ -146,27 +178,36 @@ class UnverifiedBatches:
     def _continues_transaction(self, header: BatchHeader) -> bool:
         return has_open_transaction(self._partition, header.producer_id, header.producer_epoch)
 
-    def _remove_first(self, waiting: deque[_Waiting]) -> "Outcome":
+    def _remove_first(self, waiting: deque[_Waiting]) -> "OutcomeListener":
         item = waiting.popleft()
-        self._bytes.total -= len(item.batch)
+        self._queued_bytes.total -= len(item.batch)
         return item.done
 
     def _append(self, waiting: deque[_Waiting], header: BatchHeader) -> None:
         """Append the first waiting batch. Batches that arrive during the call wait behind the waiting ones."""
         batch = waiting[0].batch
         done = self._remove_first(waiting)
-        partition = self._partition
         outcome: Appended | ApiError | None
         try:
-            if partition.appends_directly:
-                outcome = partition.append(memoryview(batch), header)
-            else:
-                partition.check_writable(ACKS_ALL)
-                outcome = partition.queue.append(memoryview(batch), header, done)
-        except NotInline:
-            partition.queue.examine(memoryview(batch), done)
-            return
+            outcome = self._append_or_queue(memoryview(batch), header, done)
         except ApiError as error:
             outcome = error
+        except Exception as error:  # the client needs an answer, and the batches behind this one must be appended
+            logger.exception("batch not appended partition=%s-%d", self._partition.topic, self._partition.index)
+            outcome = ApiError(f"the batch could not be appended: {error!r}")
         if outcome is not None:
             done(outcome)
+
+    def _append_or_queue(self, batch: memoryview, header: BatchHeader, done: "OutcomeListener") -> "Appended | None":
+        """Append the batch. Returns None if it has to wait in the partition's queue; in this case `done` is called
+        later. Raises ApiError.
+        """
+        partition = self._partition
+        if not partition.appends_directly:
+            partition.check_writable(ACKS_ALL)
+            return partition.queue.append(batch, header, done)
+        try:
+            return partition.append(batch, header)
+        except NotInline:
+            partition.queue.examine(batch, done)
+            return None

@@ -24,14 +24,14 @@ class Verification:
         self._token = self._producers.begin_verification(producer_id, producer_epoch)
 
     def check(self) -> None:
-        """Raise an ApiError if the answer does not count any more, because the partition has got another leader or a
-        marker of the producer: the coordinator may have confirmed a transaction that has ended since.
+        """Raise an ApiError if the coordinator's answer does not count any more. This is so if the partition has got
+        another leader, or a marker of the producer: then the transaction in the answer may have ended already.
         """
         partition = self._partition
         if partition.leader_epoch != self._leader_epoch or partition.log.producers is not self._producers:
             raise NotLeaderOrFollower(f"the leader epoch of {partition.topic}-{partition.index} has ended")
         if not self._producers.is_verification_valid(self._producer_id, self._token):
-            raise ApiError("the transaction has ended meanwhile", ErrorCode.INVALID_TXN_STATE)
+            raise ApiError("the transaction has ended in the meantime", ErrorCode.INVALID_TXN_STATE)
 
     def end(self) -> None:
         """Forget the question. It must be called exactly once."""

@@ -39,6 +39,7 @@ class ChildProcess:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._current_token: object | None = None
+        """The token of the running call, so that `kill` ends only this call; None between two calls."""
         self.calls = 0
         """Number of calls that have begun."""
         drop_when_forked(self)

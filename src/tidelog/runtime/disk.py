@@ -279,7 +279,7 @@ class _LockTable:
         for descriptor in self._descriptors.values():
             os.close(descriptor)
         self._descriptors.clear()
-        drop_when_forked(self)
+        drop_when_forked(self)  # each registration is for one fork only, and the child may fork, too
 
 
 _lock_table = _LockTable()

@@ -458,6 +458,9 @@ class SocketStream:
         self._loop.add_reader(self._descriptor, self._discard, [LINGER_BYTES_MAX])
 
     def _discard(self, remaining: list[int]) -> None:
+        """Discard incoming bytes. The only element of `remaining`, which all calls share, is the number of bytes that
+        may still be discarded.
+        """
         try:
             data = self._socket.recv(65_536)
         except (BlockingIOError, InterruptedError):
@@ -517,4 +520,4 @@ class SocketStream:
         try:
             receiver.closed(error)
         except Exception:
-            log.exception("a receiver failed at its end peer=%s", self.peer)
+            log.exception("a receiver failed when its connection ended peer=%s", self.peer)

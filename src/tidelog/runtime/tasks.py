@@ -198,6 +198,7 @@ class _Workers:
                 self._loop.call_soon_threadsafe(self._finished, future, result, error)
             except RuntimeError:  # the loop was closed, so no caller waits for the result
                 return
+            # While the thread waits for the next call, it must not keep these objects alive.
             del call, future, function, args, result, error
 
     def _finished(self, future: "asyncio.Future[Any]", result: object, error: BaseException | None) -> None:

@@ -41,6 +41,7 @@ class ControllerNetwork:
         target, runtime, find_executor = self._executors[node_id]
 
         def arrive() -> None:
+            # If another process runs there now, the connection to the former process is refused.
             executor = find_executor() if target.running and target.runtime is runtime else None
             if executor is None:
                 self._deliver(target.name, host, lambda: _fail(answer, ControllerUnreachable("connection refused")))

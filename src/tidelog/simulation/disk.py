@@ -165,9 +165,10 @@ class SimDisk:
         """Make operations on paths that match the shell pattern raise `error`. The first `skip` operations succeed, and
         the next `times` operations fail.
 
-        `operation` is an operation of `on_operation`, or read, size, resident, list or statfs. After a failed sync the
-        unsynced bytes can still be read, but a power cut loses them. A failed write stores a part of its bytes. With
-        EMFILE or ENFILE, the operation has no effect.
+        `operation` is an operation of `on_operation`, or read, size, resident, list or statfs. The operation `size`
+        includes `modified_ms` and `set_modified_ms`. After a failed sync the unsynced bytes can still be read, but a
+        power cut loses them. A failed write stores a part of its bytes. With EMFILE or ENFILE, the operation has no
+        effect.
         """
         self._faults.append(Fault(operation, pattern, error, skip, times))
 

@@ -6,15 +6,15 @@ from tidelog.metadata.store import Lease, lease_lost
 
 
 class Leases:
-    """The leases by name. `now_ms` is the store's clock. `changed` is called before each change, to persist it. If
-    `changed` raises, the change is not made.
+    """The leases by name. `now_ms` is the store's clock. Before each change, `persist` is called with the new lease and
+    its time of expiry. If `persist` raises, the change is not made.
     """
 
     def __init__(
-        self, now_ms: Callable[[], int], changed: Callable[[Lease, int | None], None] = lambda _lease, _expires_ms: None
+        self, now_ms: Callable[[], int], persist: Callable[[Lease, int | None], None] = lambda _lease, _expires_ms: None
     ) -> None:
         self._now_ms = now_ms
-        self._changed = changed
+        self._persist = persist
         self._by_name: dict[str, tuple[Lease, int | None]] = {}
         """Each lease with the time at which it expires; None if it does not expire."""
 
@@ -79,5 +79,5 @@ class Leases:
         return self._by_name.values()
 
     def _change(self, lease: Lease, expires_ms: int | None) -> None:
-        self._changed(lease, expires_ms)
+        self._persist(lease, expires_ms)
         self.restore(lease, expires_ms)

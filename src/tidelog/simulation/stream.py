@@ -444,7 +444,7 @@ class SimStream:
         try:
             receiver.closed(error)
         except Exception:
-            log.exception("a receiver failed at its end peer=%s", self.peer)
+            log.exception("a receiver failed when its connection ended peer=%s", self.peer)
 
     def _connected(self, receiver: Receiver) -> None:
         self._receiver = receiver

@@ -276,8 +276,8 @@ def setting_text(value: object) -> str:
 
 
 async def run_in_thread(function: Callable[[], None]) -> None:
-    """Run `function` in a new thread, and return when the thread has ended. (A thread of the loop's executor would
-    not end.)
+    """Run `function` in a new thread, and return when the thread has ended. (The loop's executor is not used, because
+    its threads do not end after a call.)
 
     Even if the caller is cancelled, `run_in_thread` waits for the thread, so that `function` does not run afterwards.
     """

@@ -139,8 +139,8 @@ class Cluster(OwnedByProcess):
     def wait_until_in_sync(self, timeout_s: float = 30.0) -> None:
         """Wait until every broker is registered, and every partition has a leader and all its replicas in sync.
 
-        All brokers must know it, so a client may then ask any of them. Raises TimeoutError. Its message describes one
-        of the remaining problems.
+        Every broker is asked, so a client may afterwards use any of them. Raises TimeoutError. Its message describes
+        one of the remaining problems.
         """
         from tidelog.client.blocking import Client
         from tidelog.client.errors import ClientError

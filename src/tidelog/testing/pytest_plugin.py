@@ -119,7 +119,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             subject = "broker" if fixture == "tidelog_broker" else "cluster"
             pytest.fail(
                 f"the tidelog_settings of {test_file} have no effect: {fixture}_scope is {scope}, and its {subject} was"
-                f" started with those of {started.test_file}. Set {fixture}_scope = module (or function), or give all"
-                " tests the same settings, in conftest.py",
+                f" started with the tidelog_settings of {started.test_file}. Set {fixture}_scope = module or function,"
+                " or give all tests the same settings, in conftest.py",
                 pytrace=False,
             )

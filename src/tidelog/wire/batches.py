@@ -10,6 +10,7 @@ Source: KIP-98.
 
 from enum import IntEnum
 from struct import Struct
+from struct import error as StructError
 
 from tidelog.wire.checksums import crc32c
 from tidelog.wire.errors import ApiError, CorruptMessage, ErrorCode, InvalidRecord
@@ -37,6 +38,9 @@ CONTROL_BIT = 0x20
 DELETE_HORIZON_BIT = 0x40
 NOT_FOR_CLIENTS = CONTROL_BIT | TRANSACTIONAL_BIT
 """Attribute bits that are refused in the batch of a client that sends no transactional id."""
+
+ABORT, COMMIT = 0, 1
+"""Types of the record in a control batch that ends a transaction."""
 
 _HEADER = Struct(">qiibIhiqqqhii")
 _ASSIGNED = Struct(">qii")
@@ -99,25 +103,27 @@ class BatchHeader:
     count: int
 
     def __init__(self, buffer: bytes | bytearray | memoryview, position: int = 0) -> None:
-        if len(buffer) - position < HEADER_BYTES:
-            raise CorruptMessage(f"a record batch needs {HEADER_BYTES} bytes, but {len(buffer) - position} are left")
         self.buffer = buffer
         self.position = position
-        (
-            self.base_offset,
-            self.length,
-            self.leader_epoch,
-            self.magic,
-            self.crc,
-            self.attributes,
-            self.last_offset_delta,
-            self.base_timestamp,
-            self.max_timestamp,
-            self.producer_id,
-            self.producer_epoch,
-            self.base_sequence,
-            self.count,
-        ) = _HEADER.unpack_from(buffer, position)
+        try:
+            (
+                self.base_offset,
+                self.length,
+                self.leader_epoch,
+                self.magic,
+                self.crc,
+                self.attributes,
+                self.last_offset_delta,
+                self.base_timestamp,
+                self.max_timestamp,
+                self.producer_id,
+                self.producer_epoch,
+                self.base_sequence,
+                self.count,
+            ) = _HEADER.unpack_from(buffer, position)
+        except StructError:
+            left = len(buffer) - position
+            raise CorruptMessage(f"a record batch needs {HEADER_BYTES} bytes, but {left} are left") from None
         self.size = self.length + LENGTH_END
         """Size of the whole batch in bytes."""
 

@@ -2,11 +2,10 @@
 
 from struct import Struct
 
+from tidelog.wire.batches import ABORT, COMMIT
 from tidelog.wire.messages.control_records import ControlRecordTypeSchema, EndTxnMarker
 from tidelog.wire.records import Record, encode_batch
 
-ABORT = 0
-COMMIT = 1
 _VERSION = Struct(">h").pack(0)
 
 

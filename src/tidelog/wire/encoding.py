@@ -180,7 +180,7 @@ class _Source:
         if tagged:
             self.tags(struct_class, source, tagged)
         elif self.flexible:
-            self.run.append(("x", ""))
+            self.run.append(("x", ""))  # a zero byte: the struct has no tagged fields
 
     def is_set(self, struct_class: type[Struct], field: Field, value: str) -> str:
         """Return a condition that is true if the value is not the field's default."""

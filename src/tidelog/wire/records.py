@@ -32,6 +32,8 @@ _BATCH = Struct(">qiibIhiqqqhii")
 _CRC = Struct(">I")
 _CRC_POSITION = 17
 _CRC_START = 21
+_NULL_LENGTH = b"\1"
+"""The varint of -1, which is the length of a null key, value or header value."""
 _VARINTS = tuple(varint(value) for value in (*range(64), *range(-64, 0)))
 """The encoded varints of one byte, for the values -64 to 63. A value is the index of its varint: a negative value
 counts from the end of the tuple."""
@@ -304,19 +306,19 @@ def _encode_record(record: Record, timestamp_delta: int, offset_delta: int) -> b
     """Encode a record, without its length field."""
     key, value = record.key, record.value
     parts = [
-        b"\0",
+        b"\0",  # the record's attributes, which are unused
         _varint(timestamp_delta),
         _varint(offset_delta),
-        b"\1" if key is None else _varint(len(key)),
+        _NULL_LENGTH if key is None else _varint(len(key)),
         key or b"",
-        b"\1" if value is None else _varint(len(value)),
+        _NULL_LENGTH if value is None else _varint(len(value)),
         value or b"",
         _varint(len(record.headers)),
     ]
     for name, content in record.headers:
         raw = name.encode("utf-8", "surrogateescape")
         parts += (_varint(len(raw)), raw)
-        parts += (b"\1",) if content is None else (_varint(len(content)), content)
+        parts += (_NULL_LENGTH,) if content is None else (_varint(len(content)), content)
     return b"".join(parts)
 
 

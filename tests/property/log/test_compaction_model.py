@@ -14,10 +14,9 @@ from log_harness import DIRECTORY, LogOnDisk
 from log_harness.compaction import PLENTY, compact, stored
 from tidelog.log.cleaner.offset_map import ENTRY_BYTES
 from tidelog.log.config import LogConfig
-from tidelog.log.producer_state import ABORT, COMMIT
 from tidelog.log.verify import NOTE, verify
 from tidelog.simulation.disk import SimDisk
-from tidelog.wire.batches import Codec
+from tidelog.wire.batches import ABORT, COMMIT, Codec
 from tidelog.wire.records import Record, encode_batch
 
 RETENTION_MS = 100

@@ -12,9 +12,9 @@ from log_harness.compaction import job_of, reports_of, stored, swap_in
 from tidelog.log.cleaner.job import GroupReport
 from tidelog.log.cleaner.swap import Swap
 from tidelog.log.partition_log import PartitionLog
-from tidelog.log.producer_state import ABORT, COMMIT
 from tidelog.log.verify import NOTE, verify
 from tidelog.simulation.disk import SimDisk
+from tidelog.wire.batches import ABORT, COMMIT
 from tidelog.wire.records import Record, batches_in, decode_records, encode_batch
 
 Read = tuple[tuple[int, bytes | None, bytes | None], ...]

@@ -10,12 +10,12 @@ from log_harness import DIRECTORY, NOW_MS, LogOnDisk, make_batch, read_records
 from tidelog.log.batch_scan import LEADER_EPOCH, PRODUCER_ID, headers
 from tidelog.log.config import LogConfig
 from tidelog.log.partition_log import PartitionLog
-from tidelog.log.producer_state import ABORT, COMMIT, ProducerState
+from tidelog.log.producer_state import ProducerState
 from tidelog.log.replay import replay_batch
 from tidelog.log.transaction_index import AbortedTransaction, TransactionIndex
 from tidelog.log.verify import NOTE, verify
 from tidelog.simulation.disk import SimDisk, SimFile
-from tidelog.wire.batches import BatchHeader
+from tidelog.wire.batches import ABORT, COMMIT, BatchHeader
 from tidelog.wire.records import Record, encode_batch
 
 PRODUCERS = 3

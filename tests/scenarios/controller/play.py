@@ -84,9 +84,9 @@ class Play:
             self.life.start(int(broker), **self._registration(int(broker), [], options))
 
     def _register(self, words: list[str], options: dict[str, str]) -> None:
-        broker, is_lease_valid = int(words[0]), options.get("lease") == "valid"
+        broker, other_run_has_lease = int(words[0]), options.get("lease") == "valid"
         fields = self._registration(broker, words, options)
-        epoch = self.life.register(broker, options.get("run", ""), is_lease_valid=is_lease_valid, **fields)
+        epoch = self.life.register(broker, options.get("run", ""), other_run_has_lease=other_run_has_lease, **fields)
         self._answers.append(f"broker epoch {epoch}")
 
     def _registration(self, broker: int, words: list[str], options: dict[str, str]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """InitProducerId without a transactional id. The expectations are Kafka 4.3.1's answers.
 
-tests/unit/api/transactions has the tests with a transactional id.
+`test_transaction_requests.py` has the tests with a transactional id.
 """
 
 from typing import Any
@@ -51,12 +51,14 @@ def test_a_producer_that_names_its_old_id_gets_a_new_one(producer_id: int, epoch
 
 
 def test_no_id_without_the_store() -> None:
+    """Kafka gives this answer for every failure to allocate producer ids. Producers repeat the request."""
+
     async def scenario(node: Node) -> None:
         async def refuse(*args: object) -> None:
             raise StoreUnavailable("full")
 
         node.store.append = refuse  # type: ignore[assignment]
         answer = await node.call("InitProducerId", 5, transactional_id=None)
-        assert (answer.error_code, answer.producer_id, answer.producer_epoch) == (56, -1, -1)
+        assert (answer.error_code, answer.producer_id, answer.producer_epoch) == (14, -1, -1)
 
     with_node(scenario)

@@ -81,6 +81,37 @@ def test_commits_that_are_refused(version: int) -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("version", [3, 4, 5])
+def test_the_epoch_of_a_member_of_a_consumer_group(version: int) -> None:
+    """A stale epoch is ILLEGAL_GENERATION, as in a classic group: clients do not expect STALE_MEMBER_EPOCH here."""
+
+    async def scenario(stage: Stage) -> None:
+        producer = await stage.producer()
+        await stage.commit_offset(producer, 1)
+        joined = await stage.call(
+            "ConsumerGroupHeartbeat",
+            1,
+            group_id="g",
+            member_id="m",
+            member_epoch=0,
+            rebalance_timeout_ms=30_000,
+            subscribed_topic_names=["t"],
+            topic_partitions=[],
+        )
+        assert joined.error_code == 0
+        for member, generation, code in (
+            ("m", joined.member_epoch, ErrorCode.NONE),
+            ("m", joined.member_epoch + 7, ErrorCode.ILLEGAL_GENERATION),
+            ("m", 0, ErrorCode.ILLEGAL_GENERATION),
+            ("m", -1, ErrorCode.ILLEGAL_GENERATION),
+            ("nobody", joined.member_epoch, ErrorCode.UNKNOWN_MEMBER_ID),
+        ):
+            options = {"version": version, "generation": generation, "member": member}
+            assert await stage.commit_offset(producer, 5, **options) == code, (member, generation)
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("ends_well", [True, False])
 def test_the_later_record_of_an_offset_counts(*, ends_well: bool) -> None:
     async def scenario(stage: Stage) -> None:

@@ -1,8 +1,18 @@
-"""WriteTxnMarkers v1-2, from administrators and coordinators. The expectations are Kafka 4.3.1's."""
+"""WriteTxnMarkers v1-2, from administrators and coordinators. The expectations are Kafka 4.3.1's, with one
+exception.
+"""
 
 import pytest
 
-from tidelog.wire.errors import ErrorCode
+from tidelog.replication.verification import Verification
+from tidelog.wire.control_batches import marker_batch
+from tidelog.wire.errors import (
+    ApiError,
+    CoordinatorLoadInProgress,
+    CoordinatorNotAvailable,
+    ErrorCode,
+    NotCoordinator,
+)
 from tidelog.wire.messages.describe_producers import TopicRequest
 from tidelog.wire.messages.write_txn_markers import WritableTxnMarker, WritableTxnMarkerTopic
 from transaction_harness import PRODUCE_V1, Producer, Stage, run
@@ -34,10 +44,11 @@ def test_markers_that_are_refused(version: int) -> None:
     async def scenario(stage: Stage) -> None:
         producer = await stage.producer()
         assert await stage.produce(producer, b"v") == 0
-        assert await stage.mark(producer._replace(epoch=5), 0, coordinator_epoch=3, version=version) == [0]
+        write_as_coordinator(stage, producer._replace(epoch=5), coordinator_epoch=3)
         for asked, codes in (
             (stage.mark(producer, 0, version=version), [ErrorCode.INVALID_PRODUCER_EPOCH]),
             (stage.mark(producer._replace(epoch=-1), 0, version=version), [ErrorCode.UNKNOWN_SERVER_ERROR]),
+            (stage.mark(Producer(-1, 0), 0, version=version), [ErrorCode.UNKNOWN_SERVER_ERROR]),
             (
                 stage.mark(producer._replace(epoch=6), 0, coordinator_epoch=2, version=version),
                 [ErrorCode.TRANSACTION_COORDINATOR_FENCED],
@@ -48,6 +59,44 @@ def test_markers_that_are_refused(version: int) -> None:
         ):
             assert await asked == codes
         assert await stage.end_offset(committed=True) == 2
+
+    run(scenario)
+
+
+def write_as_coordinator(stage: Stage, producer: Producer, coordinator_epoch: int) -> None:
+    """Abort the producer's transaction in partition 0, as a coordinator that other brokers do not know yet."""
+    stage.partition().append_batch(marker_batch(*producer, coordinator_epoch, is_commit=False, timestamp=0))
+
+
+def test_an_invented_coordinator_epoch_is_refused() -> None:
+    """Kafka accepts it. Then the real coordinator's markers are refused, and the partition's next transaction of this
+    producer stays open for ever.
+    """
+
+    async def scenario(stage: Stage) -> None:
+        producer = await stage.producer()
+        assert await stage.produce(producer, b"v") == 0
+        for epoch in (1, 77, (1 << 31) - 1):
+            assert await stage.mark(producer, 0, 1, coordinator_epoch=epoch) == [ErrorCode.INVALID_REQUEST] * 2
+        producer = await stage.finish(producer, commit=True)
+        assert await stage.values() == [b"v"]
+        # An administrator may name the epoch of an earlier marker, even if the coordinators have lower epochs.
+        assert await stage.produce(producer, b"w") == 0
+        stage.partition().log.producers.entries[producer.producer_id].coordinator_epoch = 77
+        assert await stage.mark(producer.next, 0, coordinator_epoch=78) == [ErrorCode.INVALID_REQUEST]
+        assert await stage.mark(producer.next, 0, coordinator_epoch=77, commit=True) == [0]
+        assert await stage.values() == [b"v", b"w"]
+
+    run(scenario)
+
+
+def test_a_marker_without_any_coordinator() -> None:
+    """`kafka-transactions abort` names epoch 0 if the partition has no earlier marker of the producer."""
+
+    async def scenario(stage: Stage) -> None:
+        assert not stage.broker.services.metadata.image.topics.keys() & {"__transaction_state"}
+        assert await stage.mark(Producer(7, 0), 0, coordinator_epoch=0) == [0]
+        assert await stage.mark(Producer(7, 0), 0, coordinator_epoch=1) == [ErrorCode.INVALID_REQUEST]
 
     run(scenario)
 
@@ -80,6 +129,46 @@ def test_a_marker_in_a_partition_of_groups_ends_the_pending_offsets(*, commit: b
         await stage.kill()
         assert await stage.offset() == (5 if commit else -1)
         assert await stage.mark(producer, 9, topic="__consumer_offsets") == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("error", [NotCoordinator, CoordinatorNotAvailable, CoordinatorLoadInProgress])
+def test_a_marker_for_groups_that_are_not_loaded_can_be_sent_again(error: type[ApiError]) -> None:
+    """Kafka's tools repeat it after NOT_LEADER_OR_FOLLOWER, and give up after an error of coordinators."""
+
+    async def scenario(stage: Stage) -> None:
+        producer = await stage.producer()
+        await stage.commit_offset(producer, 5)
+        (index,) = (await stage.describe()).topics[0].partitions
+        services = stage.broker.services
+
+        def refuse(*args: object, **options: object) -> None:
+            raise error
+
+        services.groups.end_transaction, end = refuse, services.groups.end_transaction  # type: ignore[method-assign]
+        assert await stage.mark(producer, index, topic="__consumer_offsets") == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
+        services.groups.end_transaction = end  # type: ignore[method-assign]
+        assert await stage.mark(producer, index, topic="__consumer_offsets") == [0]
+
+    run(scenario)
+
+
+def test_only_a_marker_that_is_written_ends_the_verifications_of_version_1() -> None:
+    """A late marker of the coordinator before must not disturb the producer's next transaction."""
+
+    async def scenario(stage: Stage) -> None:
+        producer = await stage.producer()
+        assert await stage.produce(producer, b"v") == 0
+        write_as_coordinator(stage, producer, coordinator_epoch=3)
+        verification = Verification(stage.partition(), producer.producer_id, producer.epoch)
+        fenced = await stage.mark(producer, 0, commit=True, coordinator_epoch=2)
+        assert fenced == [ErrorCode.TRANSACTION_COORDINATOR_FENCED]
+        verification.check()
+        assert await stage.mark(producer, 0, commit=True, coordinator_epoch=3) == [0]
+        with pytest.raises(ApiError, match="ended"):
+            verification.check()
+        verification.end()
 
     run(scenario)
 

@@ -73,7 +73,7 @@ def test_a_directory_of_a_kraft_broker(disk: LocalDisk, tmp_path: Path) -> None:
     assert adoption.notices[1] == (
         "topic belajarkafka: id u4xCnM-dRfid3gtXjfwyxQ, 1 partitions; settings are the defaults and retention.ms=-1"
     )
-    assert "now belongs to Tidelog" in adoption.notices[2]
+    assert "which Apache Kafka wrote: do not start a Kafka broker in it again" in adoption.notices[2]
 
 
 def test_a_directory_of_a_zookeeper_broker(disk: LocalDisk, tmp_path: Path) -> None:
@@ -109,8 +109,8 @@ def test_several_directories_are_taken_over_together(disk: LocalDisk, tmp_path: 
 @pytest.mark.parametrize(
     ("other", "line"),
     [
-        ("version=1\ncluster.id=another\nnode.id=1\n", "belongs to cluster another, .* to PCbus"),
-        ("version=1\ncluster.id=PCbusMznQZi20FQlE8ke6g\nnode.id=2\n", "belongs to node 2, .* to 1"),
+        ("version=1\ncluster.id=another\nnode.id=1\n", "belongs to cluster another, but .* to cluster PCbus"),
+        ("version=1\ncluster.id=PCbusMznQZi20FQlE8ke6g\nnode.id=2\n", "belongs to node 2, but .* to node 1"),
     ],
 )
 def test_directories_that_do_not_belong_together(disk: LocalDisk, tmp_path: Path, other: str, line: str) -> None:
@@ -188,7 +188,7 @@ def test_what_is_no_partition_is_left_alone(disk: LocalDisk, tmp_path: Path) -> 
     assert found.ignored_directories == ["b-0.5e1f-delete", "c-0.77-stray", "d-0.9-future"]
     adoption = adopt(found, settings(), ids(), "/data")
     assert [len(topic.partitions) for topic in topics(adoption).values()] == [2]
-    assert "ignored directories: b-0.5e1f-delete, c-0.77-stray, d-0.9-future" in adoption.notices
+    assert "nothing from these directories: b-0.5e1f-delete, c-0.77-stray, d-0.9-future" in adoption.notices
 
 
 def test_partitions_that_only_checkpoints_know_are_made(disk: LocalDisk, tmp_path: Path) -> None:

@@ -18,7 +18,9 @@ RECORDS = [b"some", b"records"]
 
 
 def strays_told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if "without a topic" in record.getMessage()]
+    return [
+        record.getMessage() for record in caplog.records if "unknown partition directories exist" in record.getMessage()
+    ]
 
 
 def test_a_start_tells_of_them_and_leaves_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -70,6 +70,7 @@ def test_every_help_teaches_by_examples_and_fits_80_columns(name: str, capsys: p
     assert f"Usage: tidelog {name} " in shown
     assert re.search(rf"^ *\$ .*tidelog {name}", shown, re.MULTILINE)
     assert max(map(len, shown.splitlines())) <= 80
+    assert "…" not in shown, "an option is cut, so that nobody can type it"
 
 
 @pytest.mark.parametrize("width", [40, 60, 80])

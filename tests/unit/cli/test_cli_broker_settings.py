@@ -107,7 +107,7 @@ def test_a_setting_of_the_start_cannot_be_taken_back(bootstrap: str, capsys: pyt
     told = "log.retention.hours was not set for all brokers; nothing to do (its value is from the command line).\n"
     assert capsys.readouterr().err == told
     assert main(["broker", "config", "unset", "log.retention.ms", "--bootstrap", bootstrap]) == 0
-    told = "log.retention.hours is used instead, 24 from the command line"
+    told = "log.retention.hours is used instead: its value 24 is from the command line"
     assert capsys.readouterr().err == f"log.retention.ms was not set for all brokers; nothing to do ({told}).\n"
 
 

@@ -208,7 +208,9 @@ def test_a_broker_that_cannot_report_fenced_brokers(monkeypatch: pytest.MonkeyPa
 def test_a_plan_changes_nothing_unless_it_is_executed(cluster: FakeCluster) -> None:
     ran = tidelog("cluster", "reassign", "--brokers", "1,3")
     assert "orders          0  1, 2      3, 1          3          2" in ran.text
-    assert ran.text.endswith("2 partitions would change, 2 replicas would be copied. --execute does it.\n")
+    assert ran.text.endswith(
+        "2 partitions would change, 2 replicas would be copied. To carry this out, add --execute.\n"
+    )
     assert not cluster.requests("AlterPartitionReassignments")
     plan = tidelog("cluster", "reassign", "--brokers", "1,3", "--json").json()
     assert plan["partitions"][0] == {"topic": "orders", "partition": 0, "replicas": [3, 1]}
@@ -311,7 +313,10 @@ def test_a_failed_election(cluster: FakeCluster) -> None:
 def test_an_unclean_election_needs_a_yes(cluster: FakeCluster) -> None:
     assert tidelog("cluster", "elect", "--unclean").text == "Every partition has a leader.\n"
     cluster.leaders[0] = -1
-    assert "may lose records of orders-0; --yes does it" in tidelog("cluster", "elect", "--unclean", code=1).errors
+    assert (
+        "may lose records of orders-0; to elect leaders anyway, add --yes"
+        in tidelog("cluster", "elect", "--unclean", code=1).errors
+    )
     assert not cluster.requests("ElectLeaders")
     tidelog("cluster", "elect", "--unclean", "--yes")
     (request,) = cluster.requests("ElectLeaders")

@@ -108,8 +108,8 @@ def test_a_cluster_survives_the_death_of_a_broker(start: Any, tmp_path: Path) ->
     read = tidelog(bootstrap, "consume", "orders", "--from-beginning", "-n", 60).split()
     assert sorted(map(int, read)) == list(range(60))
     log = running.log.read_text()
-    assert f"lease of a dead broker ended name=broker/{controller} " in log
-    assert "lease of a dead broker ended name=controller " in log
+    assert f"lease of a dead broker released name=broker/{controller} " in log
+    assert "lease of a dead broker released name=controller " in log
 
     tidelog(bootstrap, "cluster", "elect", "--json")
     described = json.loads(tidelog(bootstrap, "topic", "describe", "orders", "--json"))[0]["partitions"]

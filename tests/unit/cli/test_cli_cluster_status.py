@@ -66,7 +66,8 @@ def test_fenced_and_missing_brokers_are_trouble() -> None:
 
 def test_the_whole_picture(capsys: pytest.CaptureFixture[str]) -> None:
     print_status(
-        state(HEALTHY, OTHER_LEADER, UNDER_MIN._replace(partition=2), OFFLINE._replace(partition=3)), every=False
+        state(HEALTHY, OTHER_LEADER, UNDER_MIN._replace(partition=2), OFFLINE._replace(partition=3)),
+        all_partitions=False,
     )
     assert capsys.readouterr().out.splitlines() == [
         "Cluster id  controller 1  2 brokers  1 topic  4 partitions",
@@ -80,20 +81,20 @@ def test_the_whole_picture(capsys: pytest.CaptureFixture[str]) -> None:
         "orders          3  offline                            none  1, 2           2",
         "orders          2  under min ISR, under-replicated       1  1, 2      1",
     ]
-    print_status(state(OTHER_LEADER), every=True)
+    print_status(state(OTHER_LEADER), all_partitions=True)
     assert "orders          0  led by another       2  1, 2      1, 2" in capsys.readouterr().out
 
 
 def test_a_healthy_cluster_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    print_status(state(HEALTHY), every=False)
+    print_status(state(HEALTHY), all_partitions=False)
     assert capsys.readouterr().out.endswith("\nEvery partition has a leader, and all replicas are in sync.\n")
 
 
 def test_many_partitions_are_cut_off(capsys: pytest.CaptureFixture[str]) -> None:
     many = [BEHIND._replace(partition=number) for number in range(25)]
-    print_status(state(*many), every=False)
+    print_status(state(*many), all_partitions=False)
     assert capsys.readouterr().out.endswith("... and 5 more partitions; --all lists them\n")
-    print_status(state(*many), every=True)
+    print_status(state(*many), all_partitions=True)
     assert "more partitions" not in capsys.readouterr().out
 
 

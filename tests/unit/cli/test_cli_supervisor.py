@@ -215,7 +215,7 @@ def test_a_broker_that_does_not_stop_is_killed(supervise: Any) -> None:
     running = supervise(STUBBORN, BROKER, stop_s=0.2)
     pids = running.serving(2)
     log = running.end(signal.SIGTERM)
-    assert "broker killed, it has not stopped node=1" in log
+    assert "broker killed because it has not stopped node=1" in log
     assert running.process.returncode == 1
     wait_until_dead(pids)
 

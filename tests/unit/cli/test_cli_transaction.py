@@ -1,6 +1,9 @@
 """`tidelog transaction` with a broker, and with a cluster of which parts do not answer."""
 
+import os
+import re
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,6 +12,7 @@ from typing import Any
 import pytest
 
 from cli_harness import Answer, AnsweringBroker, answering, tidelog
+from process_harness.terminal import on_a_terminal
 from tidelog.cli.transactions import parse_states
 from tidelog.testing import Broker
 from tidelog.wire.errors import ErrorCode
@@ -105,7 +109,7 @@ def test_transactional_ids_are_listed_with_filters(unchanged: Stage) -> None:
         assert time.monotonic() < deadline
     assert "idle" in names("--longer-than", "10ms", "--state", "empty")
     nothing = tx("transaction", "list", "--longer-than", "1h")
-    assert (nothing.text, nothing.errors) == ("", "No transactional id passes the filters.\n")
+    assert (nothing.text, nothing.errors) == ("", "No transactional id matches the filters.\n")
     [document] = tx("transaction", "list", "--state", "ongoing", "--json").json()
     assert document == {
         "transactional_id": "open",
@@ -182,10 +186,10 @@ def test_an_unknown_transactional_id_does_not_hide_the_others(unchanged: Stage) 
 def test_the_producers_of_a_partition(unchanged: Stage) -> None:
     tx = unchanged
     described = rows(tx("transaction", "describe-producers", "--topic", "orders").text)
-    assert [[row[0], row[1], row[2], row[-1]] for row in described] == [
-        ["orders", "0", tx.id_of("done"), "-"],
-        ["orders", "0", tx.id_of("open"), "2"],
-        ["orders", "1", tx.id_of("lost"), "0"],
+    assert [[row[0], row[1], row[2], *row[-2:]] for row in described] == [
+        ["orders", "0", tx.id_of("done"), "-", "done"],
+        ["orders", "0", tx.id_of("open"), "2", "open"],
+        ["orders", "1", tx.id_of("lost"), "0", "lost"],
     ]
     [document] = tx("transaction", "describe-producers", "--topic", "orders:0", "--open", "--json").json()
     assert time.time() * 1000 - 60_000 < document.pop("last_timestamp_ms") <= time.time() * 1000
@@ -197,6 +201,7 @@ def test_the_producers_of_a_partition(unchanged: Stage) -> None:
         "last_sequence": 0,
         "coordinator_epoch": -1,
         "start_offset": 2,
+        "transactional_id": "open",
     }
     of_broker = tx("transaction", "describe-producers", "--topic", "orders:1", "--broker-id", "1", "--json").json()
     assert [each["producer_id"] for each in of_broker] == [int(tx.id_of("lost"))]
@@ -208,6 +213,8 @@ def test_producers_of_what_does_not_exist(unchanged: Stage) -> None:
     producers = ("transaction", "describe-producers")
     assert "Missing option '--topic'" in unchanged(*producers, code=2).errors
     assert "did you mean orders?" in unchanged(*producers, "--topic", "order", code=1).errors
+    one = unchanged(*producers, "--topic", "payments:1", code=1).errors
+    assert one == "Error: topic payments has 1 partition: there is no partition 1\n"
     ran = unchanged(*producers, "--topic", "orders:0,7,9", "--topic", "order", "--json", code=1)
     assert "there is no partition 7,9" in ran.errors
     assert "did you mean orders?" in ran.errors
@@ -237,14 +244,24 @@ def test_a_hanging_transaction_is_found_and_aborted(stage: Stage) -> None:
     assert [each["transactional_id"] for each in stage(*find, "--json").json()] == ["lost"]
     assert [each["partition"] for each in stage(*find, "--broker-id", "1", "--json").json()] == [1]
     assert stage(*find, "--topic", "orders:0", "--json").json() == []
-    assert stage("transaction", "find-hanging").errors == "No transaction hangs.\n"
+    not_examined = "2 open transactions with a write in the last 15m were not examined; a shorter"
+    assert stage("transaction", "find-hanging").errors == (
+        f"No transaction hangs. {not_examined} --max-transaction-timeout examines them, too."
+        " tidelog transaction list --state ongoing shows open transactions.\n"
+    )
+    ended_later = stage("transaction", "find-hanging", "--topic", "orders:0", "--max-transaction-timeout", "1ms").errors
+    assert ended_later == (
+        "No transaction hangs. Coordinators will end 1 older open transaction. tidelog transaction list --state ongoing"
+        " shows open transactions.\n"
+    )
+    assert stage("transaction", "find-hanging", "--topic", "payments").errors == "No transaction hangs.\n"
 
     assert read_committed(stage, "orders", 1) == []
     refused = stage(*abort.split()[1:], code=2)
     assert "the abort cannot be confirmed, because stdin is not a terminal: add --yes to abort" in refused.errors
     aborted = stage(*abort.split()[1:], "--yes")
     assert aborted.text == f"Aborted the transaction of producer {stage.id_of('lost')} from offset 0 on in orders-1.\n"
-    assert "No coordinator has it.\nAn abort marker will be written to this partition only" in aborted.errors
+    assert "No coordinator knows it.\nAn abort marker will be written to this partition only" in aborted.errors
     assert stage(*find, "--json").json() == []
     again = stage(*abort.split()[1:], "--yes", code=1).errors
     assert "no open transaction of orders-1 begins at offset 0: the partition has no open transaction" in again
@@ -256,6 +273,32 @@ def read_committed(stage: Stage, topic: str, partition: int) -> list[str]:
     """The records that a read_committed consumer gets."""
     text: str = stage("consume", topic, "--partition", str(partition), "--from-beginning", "--until-end").text
     return text.split()
+
+
+def test_an_abort_at_a_terminal(unchanged: Stage) -> None:
+    command = [sys.executable, "-m", "tidelog", "transaction", "abort", "open", *unchanged.where]
+    with on_a_terminal(command, os.environ, columns=80) as aborting:
+        explanation = aborting.expect("The transaction of open(.|\n)*started again.\n")
+        assert max(map(len, explanation.splitlines())) <= 80
+        aborting.expect("Abort the transaction of open\\? \\[y/N\\]: ")
+        os.write(aborting.leader, b"n\n")
+        aborting.expect("Nothing was changed.\n")
+        assert aborting.end() == (0, "")
+    assert unchanged("transaction", "describe", "open", "--json").json()[0]["state"] == "ongoing"
+
+
+def test_a_description_fits_a_terminal(unchanged: Stage) -> None:
+    describe = [sys.executable, "-m", "tidelog", "transaction", "describe", "open", *unchanged.where]
+    with on_a_terminal(describe, os.environ, columns=80) as shown:
+        heading = shown.expect("open  state ongoing(.|\n)*\n").partition("Topic")[0]
+    first, second = heading.splitlines()
+    assert first.endswith("  coordinator 1  timeout 1 min")
+    assert re.fullmatch(r"  open for \S+ s", second)
+    producers = ("transaction", "describe-producers", "--topic", "orders", *unchanged.where)
+    with on_a_terminal([sys.executable, "-m", "tidelog", *producers], os.environ, columns=80) as shown:
+        code, text = shown.end()
+    assert code == 0
+    assert [line.split()[-1] for line in text.splitlines() if "ago" in line] == ["done", "open", "lost"]
 
 
 def test_an_open_transaction_is_aborted_by_its_coordinator(stage: Stage) -> None:
@@ -278,7 +321,7 @@ def test_a_transaction_that_its_coordinator_has_is_not_torn(stage: Stage) -> Non
     assert f"tidelog transaction list --producer-id {stage.id_of('open')}" in refused
     elsewhere = stage(*place[:-2], "1", "--yes", code=1).errors
     assert "no open transaction of orders-0 begins at offset 1: open transactions begin at 2" in elsewhere
-    assert "A coordinator may still have it" in stage(*place, "--force").errors
+    assert "A coordinator may still know it" in stage(*place, "--force").errors
     assert stage("transaction", "describe-producers", "--topic", "orders:0", "--open", "--json").json() == []
 
 
@@ -402,6 +445,8 @@ def test_one_broker_does_not_answer() -> None:
         assert "transactional id refused: TRANSACTIONAL_ID_AUTHORIZATION_FAILED" in ran.errors
         ran = tidelog("transaction", "describe-producers", "--topic", "near", *where, code=1)
         assert [row[:3] for row in rows(ran.text)] == [["near", "0", "10"], ["near", "0", "77"]]
+        assert [row[-1] for row in rows(ran.text)] == ["sound", "-"]
+        assert "did not list its transactional ids: " in ran.errors
         assert "near-1: no answer from the cluster" in ran.errors
 
 

@@ -5,9 +5,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from process_harness.terminal import Terminal, on_a_terminal
 from tidelog.testing import Broker
@@ -54,6 +55,68 @@ def test_new_records_are_waited_for(environment: dict[str, str]) -> None:
     with on_a_terminal([*CONSUME, "-o", "7"], environment) as reader:
         reader.expect("Topic orders ends at offset 1; reading starts there.\n")
         stop(reader)
+
+
+def test_the_end_of_a_transaction_is_waited_for() -> None:
+    with Broker() as broker:
+        producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": "shop"})
+        producer.init_transactions(20)
+        producer.begin_transaction()
+        producer.produce("orders", "first")
+        assert producer.flush(20) == 0
+        with on_a_terminal([*CONSUME, "-B"], os.environ | {"TIDELOG_BOOTSTRAP": broker.bootstrap}) as reader:
+            reader.expect("Waiting for new records in orders; Ctrl-C stops.\n")
+            reader.expect(
+                "Note: offset 0 and later offsets of partition 0 are not shown, because a transaction is open"
+            )
+            producer.commit_transaction(20)
+            reader.expect("first\n")
+            stop(reader)
+
+
+@pytest.mark.parametrize(("commits", "first"), [(True, "second"), (False, "first")])
+def test_a_member_waits_for_a_transaction_with_the_offsets_of_its_group(commits: bool, first: str) -> None:
+    with Broker() as broker, open_transaction_of_a_group(broker.bootstrap) as producer:
+        command = [*CONSUME, "--group", "billing", "-B", "-e"]
+        with on_a_terminal(command, os.environ | {"TIDELOG_BOOTSTRAP": broker.bootstrap}) as reader:
+            reader.expect(
+                "Note: waiting for the end of a transaction with the offset of partition 0 in group billing. tidelog"
+                " transaction list --state ongoing shows open transactions; tidelog transaction abort ends one.\n"
+            )
+            producer.commit_transaction(20) if commits else producer.abort_transaction(20)
+            reader.expect(f"^{first}\n")
+            code, rest = reader.end()
+            assert (code, rest) == (0, "" if commits else "second\n")
+
+
+def test_a_member_that_reads_all_records_does_not_wait_for_a_transaction() -> None:
+    with Broker() as broker, open_transaction_of_a_group(broker.bootstrap):
+        command = [*CONSUME, "--group", "billing", "-B", "-e", "-X", "isolation.level=read_uncommitted"]
+        with on_a_terminal(command, os.environ | {"TIDELOG_BOOTSTRAP": broker.bootstrap}) as reader:
+            reader.expect("first\nsecond\n")
+            assert reader.end() == (0, "")
+
+
+@contextmanager
+def open_transaction_of_a_group(bootstrap: str) -> Iterator[Producer]:
+    """Two records in topic orders, and a transaction that has the offset of the first one for the group billing."""
+    writer = Producer({"bootstrap.servers": bootstrap})
+    writer.produce("orders", "first")
+    writer.produce("orders", "second")
+    assert writer.flush(20) == 0
+    settings = {"group.id": "billing", "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    consumer = Consumer({"bootstrap.servers": bootstrap, **settings})
+    consumer.subscribe(["orders"])
+    record = consumer.poll(20)
+    assert record is not None
+    assert record.error() is None
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": "shop"})
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    offsets = [TopicPartition("orders", 0, 1)]
+    producer.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata(), 20)
+    consumer.close()
+    yield producer
 
 
 def test_a_broker_that_goes_away_is_told_of_once() -> None:

@@ -174,6 +174,17 @@ def test_a_coordinator_is_found_once_and_again_after_it_has_moved() -> None:
     assert [(topic.name, topic.partitions) for topic in message.v3_and_below_topics] == [("orders", [0, 1])]
 
 
+def test_a_coordinator_is_not_looked_up_again_while_it_ends_the_last_transaction() -> None:
+    concurrent = ErrorCode.CONCURRENT_TRANSACTIONS
+    brokers = Brokers(
+        AddPartitionsToTxn=(added(concurrent, concurrent), added(0, 0)), EndTxn=(ended(concurrent), ended())
+    )
+    brokers.run(add_partitions(brokers.cluster, BACKOFF, FIRST, [ORDERS_0, ORDERS_1]))
+    brokers.run(end_transactions(brokers.cluster, BACKOFF, [FIRST], commit=True))
+    assert [address for address, _, _ in brokers.sent] == [ONE] * 4
+    assert brokers.lookups == 1
+
+
 def test_a_final_error_of_one_partition_precedes_a_temporary_one() -> None:
     brokers = Brokers(AddPartitionsToTxn=added(ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.INVALID_TXN_STATE))
     with pytest.raises(ApiError, match="orders-1: INVALID_TXN_STATE"):

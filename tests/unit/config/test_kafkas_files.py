@@ -116,7 +116,7 @@ def test_what_kafka_4_dropped_is_ignored_in_a_file_and_refused_as_a_flag(name: s
 def test_a_plugins_setting_is_ignored_and_a_misspelt_one_refused() -> None:
     [plugin, listener] = load({"confluent.balancer.enable": "true", "listener.name.a.max.connections": "3"}).ignored
     assert plugin == ("confluent.balancer.enable", "server.properties:1", "Tidelog does not know it")
-    assert listener.reason == "settings of a single listener have no effect here"
+    assert listener.reason == "settings with the prefix listener.name.NAME. have no effect in Tidelog"
     assert "did you mean log.retention.hours?" in refusal({"log.retention.hour": "1"})
     assert "it is a setting of topics, use log.retention.ms for a broker" in refusal({"retention.ms": "1"})
     with pytest.raises(ConfigError, match="unknown setting confluent"):

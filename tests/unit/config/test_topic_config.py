@@ -90,7 +90,7 @@ def test_defaults_of_a_log_are_those_of_the_table() -> None:
             {"min.compaction.lag.ms": "10", "max.compaction.lag.ms": "5"},
             "min.compaction.lag.ms (10) is more than max.compaction.lag.ms (5)",
         ),
-        ({"remote.storage.enable": "true"}, "remote.storage.enable: this broker has no remote storage"),
+        ({"remote.storage.enable": "true"}, "remote.storage.enable cannot be true: Tidelog has no remote storage"),
         ({"log.retention.ms": "5"}, "Unknown topic config name: log.retention.ms; did you mean retention.ms?"),
         ({"retention.m": "5"}, "Unknown topic config name: retention.m; did you mean retention.ms?"),
     ],

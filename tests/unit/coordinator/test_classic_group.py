@@ -326,7 +326,7 @@ def test_a_deleted_group_forgets_the_ids_that_it_handed_out() -> None:
 
 def test_a_decision_is_empty_at_first() -> None:
     decision = Decision()
-    assert (decision.records, decision.replies, decision.reply_offset) == ([], [], 0)
+    assert (decision.records, decision.replies, decision.awaited_offset) == ([], [], 0)
 
 
 # What the log says of members whose time is up

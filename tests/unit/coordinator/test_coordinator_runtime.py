@@ -14,7 +14,7 @@ from group_harness.invariants import check_core
 from group_harness.memory import COMMIT_TIMEOUT_MS, LoopClock, MemoryPartition
 from tidelog.coordinator import group_log
 from tidelog.coordinator.deadlines import Deadline
-from tidelog.coordinator.decision import Decision, Moment
+from tidelog.coordinator.decision import Decision, Moment, Producer
 from tidelog.coordinator.group.classic import JoinCall
 from tidelog.coordinator.group.core import GroupCore
 from tidelog.coordinator.group.records import OffsetRecord
@@ -524,7 +524,7 @@ def test_offsets_of_an_open_transaction_wait_for_its_end() -> None:
     assert durable.by_id["g"].offsets == {}
     assert durable.pending.of_group("g") == [("g", "t", 0)]
     marker = marker_batch(5, 0, 0, is_commit=True, timestamp=2)
-    stage.led.end_transaction(marker, 5, stage.answers.append, is_commit=True)
+    stage.led.end_transaction(marker, Producer(5, 0), stage.answers.append, is_commit=True)
     assert stage.committed() == 9
     assert durable.pending.of_group("g") == []
 
@@ -646,7 +646,7 @@ class Broken(GroupCore):
         return super().loaded(now)
 
     def next_deadline_ms(self) -> int | None:
-        if self.at == "arm":
+        if self.at == "set_timer":
             raise ZeroDivisionError
         return super().next_deadline_ms()
 
@@ -727,7 +727,7 @@ def test_deadlines_that_cannot_be_told_have_the_core_built_anew(caplog: pytest.L
     stage, cores = stage_that_keeps_its_cores(Broken)
     stage.commit(1)
     stage.join()
-    cores[0].at = "arm"
+    cores[0].at = "set_timer"
     stage.run(0.31)
     assert [record.message for record in caplog.records] == [
         "step failed, loading again partition=__consumer_offsets-3"

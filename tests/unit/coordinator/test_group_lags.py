@@ -72,7 +72,7 @@ class Bench:
 
     def oldest(self) -> dict[tuple[int, int], int]:
         """Partition and offset at which a group stands -> when the record there was appended, since the epoch."""
-        return {(index, offset): at_ms - EPOCH_MS for (_, index, offset), at_ms in self.lags._appended_ms.items()}
+        return {(index, offset): at_ms - EPOCH_MS for (_, index, offset), at_ms in self.lags._append_times_ms.items()}
 
     def keep(self, *steps: tuple[float, Callable[[], None]]) -> None:
         """Let the lags be kept, while each step is done after so many seconds more."""
@@ -179,7 +179,7 @@ def test_a_timestamp_that_is_no_time_of_the_append_is_no_age(said: Callable[[], 
         assert said() == []
 
     bench.keep((599, says_nothing_yet), (20, nothing))
-    assert said() == ["group is behind group=g partition=t-0 offset=0 records=1 seconds=600"]
+    assert said() == ["group has a long lag group=g partition=t-0 offset=0 records=1 seconds=600"]
 
 
 def test_events_of_last_year_are_as_old_as_the_log_says(said: Callable[[], list[str]]) -> None:
@@ -192,7 +192,7 @@ def test_events_of_last_year_are_as_old_as_the_log_says(said: Callable[[], list[
         assert said() == []
 
     bench.keep((7, lambda: bench.append(EPOCH_MS - year_ms)), (600, says_nothing_yet), (10, nothing))
-    assert said() == ["group is behind group=g partition=t-0 offset=0 records=1 seconds=600"]
+    assert said() == ["group has a long lag group=g partition=t-0 offset=0 records=1 seconds=600"]
 
 
 def test_a_group_that_keeps_up_with_events_of_last_year_is_not_behind(said: Callable[[], list[str]]) -> None:
@@ -385,8 +385,8 @@ def test_a_group_that_falls_behind_is_told_of_once(said: Callable[[], list[str]]
 
     bench.keep((650, catch_up), (10, fall_back), (10, nothing))
     assert said() == [
-        "group is behind group=g partition=t-1 offset=0 records=1 seconds=600",
-        "group is behind group=g partition=t-0 offset=0 records=1 seconds=660",
+        "group has a long lag group=g partition=t-1 offset=0 records=1 seconds=600",
+        "group has a long lag group=g partition=t-0 offset=0 records=1 seconds=660",
     ]
 
 

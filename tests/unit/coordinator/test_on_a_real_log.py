@@ -10,7 +10,7 @@ import pytest
 
 from group_harness.memory import COMMIT_TIMEOUT_MS, LoopClock
 from log_harness import DIRECTORY, LogOnDisk, leads_alone
-from tidelog.coordinator.decision import Decision
+from tidelog.coordinator.decision import Decision, Producer
 from tidelog.coordinator.group.core import GroupCore
 from tidelog.coordinator.group.records import OffsetRecord
 from tidelog.coordinator.group.settings import GroupSettings
@@ -177,7 +177,7 @@ def test_offsets_of_a_fenced_producer_are_refused_and_the_coordinator_continues(
         decision.batch = encode_batch(
             [Record(key=key, value=value)], producer_id=7, producer_epoch=epoch, is_transactional=True
         )
-        decision.producer_id = 7
+        decision.producer = Producer(7, epoch)
         decision.reply(stage.answers.append, epoch)
         stage.led.apply(decision)
     assert stage.answers[:2] == [1, 5]

@@ -3,6 +3,7 @@ state.
 """
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from tidelog.coordinator.transaction import core as core_module
 from tidelog.coordinator.transaction import transitions
 from tidelog.coordinator.transaction.records import EPOCH_MAX, Transaction, TransactionRecord
 from tidelog.replication.partition import Partition
-from tidelog.wire.errors import ErrorCode, NotLeaderOrFollower
+from tidelog.wire.errors import ApiError, ErrorCode, NotLeaderOrFollower
 from tidelog.wire.messages.delete_topics import DeleteTopicState
 from transaction_harness import END_V1, END_V2, Producer, Stage, run
 
@@ -104,6 +105,35 @@ def test_epochs_that_are_used_up(version: int) -> None:
         is_in_log = version == END_V2
         expected = ErrorCode.INVALID_PRODUCER_EPOCH if is_in_log else ErrorCode.INVALID_PRODUCER_ID_MAPPING
         assert await stage.produce(last, b"late", sequence=1) == expected
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "failure", [ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.KAFKA_STORAGE_ERROR]
+)
+def test_epochs_that_are_used_up_while_no_controller_allocates_producer_ids(failure: ErrorCode) -> None:
+    """Clients give up after these errors. So they get one after which they repeat EndTxn and InitProducerId."""
+
+    async def scenario(stage: Stage) -> None:
+        first = await stage.producer()
+        store(stage, "tx", producer_epoch=EPOCH_MAX - 1)
+        last = first._replace(epoch=EPOCH_MAX - 1)
+        assert await stage.produce(last, b"v") == 0
+        producer_ids = stage.broker.services.producer_ids
+        producer_ids._block = iter(range(0))
+        controller: Any = producer_ids._controller
+
+        async def refuse(request: object) -> object:
+            raise ApiError("no", failure)
+
+        producer_ids._controller = SimpleNamespace(allocate_producer_ids=refuse)  # type: ignore[assignment]
+        response = await stage.end(last, commit=True)
+        assert response.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        producer_ids._controller = controller
+        following = await stage.finish(last, commit=True)
+        assert following.epoch == 0
+        assert await stage.values() == [b"v"]
 
     run(scenario)
 
@@ -288,8 +318,7 @@ def test_a_coordinator_with_a_higher_epoch_does_not_hold_the_transaction() -> No
     async def scenario(stage: Stage) -> None:
         producer = await stage.producer()
         assert await stage.produce(producer, b"v") == 0
-        assert await stage.mark(producer, 0, coordinator_epoch=77) == [0]
-        assert await stage.produce(producer, b"w", sequence=1) == 0
+        stage.partition().log.producers.entries[producer.producer_id].coordinator_epoch = 77
         await stage.finish(producer, commit=True)
 
     run(scenario)

@@ -5,11 +5,12 @@ import random
 
 import pytest
 
-from log_harness import DIRECTORY, LogOnDisk
+from log_harness import DIRECTORY, NOW_MS, LogOnDisk, make_batch
 from tidelog.log.checkpoints import LEADER_EPOCHS, parse_epochs
 from tidelog.log.config import LogConfig
 from tidelog.log.cut import Cut
 from tidelog.simulation.disk import SimDisk
+from tidelog.wire.control_batches import marker_batch
 from tidelog.wire.errors import StorageError
 
 VALUES = [b"%d" % number for number in range(12)]
@@ -160,3 +161,72 @@ def test_settings_that_come_meanwhile_hold_afterwards() -> None:
     for number in range(20):
         on.append(b"x%d" % number, leader_epoch=4)
     assert len(on.bases()) <= 2
+
+
+def transactional_batches() -> list[bytearray]:
+    """Transactions of three producers that overlap: committed, aborted and open ones. Each batch has one offset."""
+    batches = []
+    sequences: dict[tuple[int, int], int] = {}
+
+    def write(producer: int, epoch: int) -> None:
+        sequence = sequences.get((producer, epoch), 0)
+        sequences[producer, epoch] = sequence + 1
+        batches.append(
+            make_batch(b"v", producer_id=producer, producer_epoch=epoch, base_sequence=sequence, is_transactional=True)
+        )
+
+    def end(producer: int, epoch: int, *, commit: bool) -> None:
+        batches.append(marker_batch(producer, epoch, 0, is_commit=commit, timestamp=NOW_MS))
+
+    for round_number in range(4):
+        write(1, round_number)
+        write(2, round_number)
+        end(1, round_number + 1, commit=round_number % 2 == 0)  # transaction version 2: the marker has the next epoch
+        write(3, 0)
+        write(2, round_number)
+        end(3, 0, commit=round_number % 2 == 1)  # version 1: the epoch stays
+        end(2, round_number + 1, commit=False)
+    write(3, 0)
+    write(1, 4)
+    return batches
+
+
+def transactional_state(on: LogOnDisk) -> tuple[object, ...]:
+    log = on.log
+    return (
+        log.log_end_offset,
+        log.last_stable_offset,
+        {
+            producer_id: (entry.epoch, entry.next_sequence, entry.transaction_start, entry.coordinator_epoch)
+            for producer_id, entry in log.producers.entries.items()
+        },
+        dict(log.producers.open_transactions),
+        [log.aborted_transactions(offset, log.log_end_offset) for offset in range(log.log_end_offset)],
+    )
+
+
+@pytest.mark.parametrize("then", ["nothing", "restart", "kill", "power cut"])
+@pytest.mark.parametrize("offset", range(31))
+def test_a_cut_leaves_the_transactions_of_the_remaining_batches(offset: int, then: str) -> None:
+    """A marker that is cut off leaves its transaction open, also after a start, although a later snapshot of the
+    producers was written before the cut.
+    """
+    batches = transactional_batches()
+    assert len(batches) == 30
+    on, expected = (LogOnDisk(segment_bytes=400) for _ in range(2))
+    for number, batch in enumerate(batches):
+        on.append_batch(bytearray(batch))
+        if number < offset:
+            expected.append_batch(bytearray(batch))
+    on.flush()
+    assert len(on.bases()) > 5
+    assert len([name for name in on.files() if name.endswith(".snapshot")]) > 1
+    on.truncate_to(offset)
+    if then == "restart":
+        on.restart()
+    elif then == "kill":
+        on.kill()
+    elif then == "power cut":
+        on.flush()
+        on.power_cut(offset)
+    assert transactional_state(on) == transactional_state(expected)

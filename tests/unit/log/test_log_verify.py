@@ -276,7 +276,7 @@ def test_leader_epochs_that_go_back_or_that_the_checkpoint_does_not_know() -> No
     on = written()
     on.disk.write_atomic(f"{DIRECTORY}/leader-epoch-checkpoint", b"0\n2\n0 0\n2 16\n")
     [found] = findings(on)
-    assert f"a batch at offset 8 in {on.path(8)} is of epoch 1" in found.reason
+    assert f"a batch at offset 8 in {on.path(8)} has epoch 1" in found.reason
     on.disk.open(on.path(8)).pwrite(struct.pack(">i", 9), 12)
     assert any("leader epoch 1 follows epoch 9" in f.reason for f in findings(on))
 

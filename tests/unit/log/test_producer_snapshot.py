@@ -4,8 +4,8 @@ import pytest
 
 from log_harness import NOW_MS
 from tidelog.log.producer_snapshot import CorruptSnapshot, decode_snapshot, encode_snapshot
-from tidelog.log.producer_state import COMMIT, SEQUENCE_MAX, ProducedBatch, ProducerState
-from tidelog.wire.batches import TRANSACTIONAL_BIT
+from tidelog.log.producer_state import SEQUENCE_MAX, ProducedBatch, ProducerState
+from tidelog.wire.batches import COMMIT, TRANSACTIONAL_BIT
 
 # Written by Kafka 4.3.1 at its shutdown: ids 2000 (epoch 3), 2001 (3) and 1000 (1), sequences wrapped for the first.
 KAFKA = bytes.fromhex(

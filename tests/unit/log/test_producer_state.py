@@ -3,9 +3,9 @@
 import pytest
 
 from log_harness import NOW_MS, make_batch
-from tidelog.log.producer_state import ABORT, COMMIT, SEQUENCE_MAX, ProducedBatch, ProducerState, advance_sequence
+from tidelog.log.producer_state import SEQUENCE_MAX, ProducedBatch, ProducerState, advance_sequence
 from tidelog.log.transaction_index import AbortedTransaction
-from tidelog.wire.batches import BatchHeader
+from tidelog.wire.batches import ABORT, COMMIT, BatchHeader
 from tidelog.wire.errors import ApiError, ErrorCode
 
 
@@ -17,7 +17,14 @@ class Appending:
         self.offset = 0
 
     def send(
-        self, sequence: int, count: int = 1, *, producer_id: int = 7, epoch: int = 0, transactional: bool = False
+        self,
+        sequence: int,
+        count: int = 1,
+        *,
+        producer_id: int = 7,
+        epoch: int = 0,
+        transactional: bool = False,
+        timestamp: int = NOW_MS,
     ) -> int | str:
         """The base offset, negative and less one for a repeat; or the name of the error."""
         batch = make_batch(
@@ -35,14 +42,18 @@ class Appending:
         if repeated:
             return -1 - repeated.base_offset
         base = self.offset
-        self.state.appended(producer_id, epoch, sequence, base, count - 1, NOW_MS, header.attributes)
+        self.state.appended(producer_id, epoch, sequence, base, count - 1, timestamp, header.attributes)
         self.offset += count
         return base
 
+    def expire(self, now_ms: int, expiration_ms: int = 1000) -> int:
+        return self.state.expire(now_ms, expiration_ms, self.offset)
+
     def mark(self, kind: int, *, producer_id: int = 7, epoch: int = 0) -> AbortedTransaction | None:
-        done = self.state.marker_appended(producer_id, epoch, 0, self.offset, NOW_MS, kind)
+        aborted = self.state.aborted_by_marker(producer_id, self.offset) if kind == ABORT else None
+        self.state.marker_appended(producer_id, epoch, 0, self.offset, NOW_MS, kind)
         self.offset += 1
-        return self.state.aborted(done) if done and done.aborted else None
+        return aborted
 
 
 def test_an_unknown_producer_begins_anywhere_and_goes_on_in_order() -> None:
@@ -132,10 +143,53 @@ def test_silent_producers_are_forgotten_but_not_open_transactions() -> None:
     to = Appending()
     to.send(0, producer_id=1)
     to.send(0, producer_id=2, transactional=True)
-    assert to.state.expire(NOW_MS + 999, 1000) == 0
-    assert to.state.expire(NOW_MS + 1000, 1000) == 1
+    assert to.expire(NOW_MS + 999) == 0
+    assert to.expire(NOW_MS + 1000) == 1
     assert list(to.state.entries) == [2]
     assert to.send(9, producer_id=1) == 2
+
+
+def test_an_active_producer_of_old_timestamps_is_not_forgotten() -> None:
+    """It copies old records. If it was forgotten, a batch that it repeats would be appended twice."""
+    to = Appending()
+    hour, day = 3_600_000, 24 * 3_600_000
+    for hours in range(1, 100):
+        to.send(hours - 1, producer_id=1)
+        to.mark(COMMIT, producer_id=2)
+        if hours == 30:
+            to.send(0, producer_id=3)
+        to.expire(NOW_MS + 1000 * day + hours * hour, day)
+        assert {1, 2} <= to.state.entries.keys()
+        assert hours not in range(30, 54) or 3 in to.state.entries
+    assert to.send(98, producer_id=1) == -1 - 197
+    assert list(to.state.entries) == [1, 2]
+
+
+def test_a_clock_that_is_set_back_or_forward_makes_nobody_forgotten_who_has_just_written() -> None:
+    to = Appending()
+    for number, time_ms in enumerate((5_000, 10_000, 9_000, 1_000_000, 1_001_000, 0, 1)):
+        to.send(number)
+        assert to.expire(NOW_MS + time_ms) == 0
+
+
+def test_memory_for_ids_of_markers_is_bounded() -> None:
+    to = Appending(ProducerState(producers_max=20))
+    for producer_id in range(100):
+        to.mark(COMMIT, producer_id=producer_id)
+        assert len(to.state.entries) <= 20
+
+
+def test_the_producers_that_wrote_last_are_kept_whatever_their_timestamps() -> None:
+    to = Appending(ProducerState(producers_max=20))
+    to.send(0, producer_id=1000, timestamp=5)
+    for producer_id in range(1, 100):
+        to.send(0, producer_id=producer_id)
+        to.send(producer_id, producer_id=1000, timestamp=5)
+    assert 1000 in to.state.entries
+    to.mark(COMMIT, producer_id=1001)
+    for producer_id in range(100, 110):
+        to.send(0, producer_id=producer_id)
+    assert 1001 in to.state.entries
 
 
 def test_memory_for_producer_ids_is_bounded() -> None:

@@ -60,7 +60,7 @@ def test_damage_below_the_start_offset_makes_the_producers_unknown(caplog: pytes
     on.flip(on.path(2), BATCH_BYTES + 8)
     with caplog.at_level(logging.WARNING, "tidelog.log"):
         on.kill()
-    assert "producers forgotten, batches below the log start offset are damaged" in caplog.text
+    assert "batches below the log start offset are damaged, producers forgotten" in caplog.text
     assert append(on, 6) == 6
 
 

@@ -1,9 +1,15 @@
 """Transactions in the files of a broker: recovery, compaction, DeleteRecords, and a directory without a journal."""
 
 import asyncio
+import errno
 
 import pytest
 
+from log_harness import NOW_MS, LogOnDisk, make_batch
+from tidelog.log.transaction_index import AbortedTransaction
+from tidelog.wire.batches import BatchHeader
+from tidelog.wire.control_batches import marker_batch
+from tidelog.wire.errors import StorageError
 from tidelog.wire.messages.delete_records import DeleteRecordsPartition, DeleteRecordsTopic
 from tidelog.wire.messages.incremental_alter_configs import AlterableConfig, AlterConfigsResource
 from transaction_harness import Producer, Stage, run
@@ -137,3 +143,114 @@ def test_a_transaction_of_a_directory_that_is_adopted(*, prepared: bool) -> None
         assert await stage.offset() == 5
 
     run(scenario, transaction_state_log_num_partitions=1)
+
+
+NOT_WRITTEN = [
+    ("create", "*.txnindex", errno.ENOSPC),
+    ("create", "*.txnindex", errno.EMFILE),
+    ("write", "*.txnindex", errno.ENOSPC),
+    ("write", "*.log", errno.ENOSPC),
+]
+
+
+def records_of(producer_id: int, offset: int) -> bytearray:
+    return make_batch(
+        b"v", base_offset=offset, producer_id=producer_id, producer_epoch=0, base_sequence=0, is_transactional=True
+    )
+
+
+def marker_of(producer_id: int, offset: int, *, is_commit: bool = False) -> bytearray:
+    batch = marker_batch(producer_id, 0, 0, is_commit=is_commit, timestamp=NOW_MS)
+    BatchHeader(batch).assign(base_offset=offset, leader_epoch=0)
+    return batch
+
+
+@pytest.mark.parametrize("as_follower", [False, True])
+@pytest.mark.parametrize(("operation", "files", "error"), NOT_WRITTEN)
+def test_an_abort_marker_that_a_full_disk_refuses_is_written_later(
+    *, operation: str, files: str, error: int, as_follower: bool
+) -> None:
+    """Neither the log nor the index of aborted transactions has a part of it, and the log stays online."""
+    on = LogOnDisk()
+
+    def append(batch: bytearray) -> None:
+        if as_follower:
+            on.log.append_as_follower(memoryview(batch))
+        else:
+            on.log.append(memoryview(batch), BatchHeader(batch), leader_epoch=0, now_ms=NOW_MS, limits=False)
+
+    append(records_of(7, 0))
+    append(records_of(8, 1))
+    on.disk.fail(operation, files, error)
+    with pytest.raises(StorageError, match="nothing appended"):
+        append(marker_of(7, 2))
+    assert on.log.failure is None
+    assert (on.log.log_end_offset, on.log.last_stable_offset) == (2, 0)
+    assert on.log.aborted_transactions(0, 10) == []
+    append(marker_of(8, 2))
+    append(marker_of(7, 3, is_commit=True))
+    for _ in range(2):
+        assert on.log.last_stable_offset == 4
+        assert [aborted.producer_id for aborted in on.log.aborted_transactions(0, 10)] == [8]
+        on.flush()
+        on.restart()
+
+
+def test_a_crash_between_the_index_entry_and_the_abort_marker_leaves_neither() -> None:
+    on = LogOnDisk()
+    batch = records_of(7, 0)
+    on.log.append(memoryview(batch), BatchHeader(batch), leader_epoch=0, now_ms=NOW_MS)
+    on.log._segments.active.transactions.append(AbortedTransaction(7, 0, 1, 2))  # the first half of an append
+    on.disk = on.disk.kill()
+    on.open(clean=False)
+    assert (on.log.log_end_offset, on.log.last_stable_offset) == (1, 0)
+    assert on.log.aborted_transactions(0, 10) == []
+
+
+def test_an_abort_on_a_full_disk_is_completed_when_there_is_space() -> None:
+    async def scenario(stage: Stage) -> None:
+        producer = await stage.producer()
+        assert await stage.produce(producer, b"a") == 0
+        stage.host.disk.fail("create", "*.txnindex", errno.ENOSPC, times=5)
+        await stage.finish(producer, commit=False)
+        assert stage.partition().log.failure is None
+        assert await stage.values() == []
+        assert await stage.end_offset(committed=True) == 2
+
+    run(scenario)
+
+
+def test_markers_are_repeated_less_and_less_while_the_coordinators_disk_is_full() -> None:
+    """The completion of a transaction cannot be appended, and each load of the coordinator writes its markers again."""
+
+    async def scenario(stage: Stage) -> None:
+        producer = await stage.producer()
+        assert await stage.produce(producer, b"a") == 0
+        stage.host.disk.fail("write", "*/__transaction_state-*.log", errno.ENOSPC, skip=1, times=100_000)
+        assert (await stage.end(producer, commit=True)).error_code == 0
+        await asyncio.sleep(60)
+        assert 5 <= stage.partition().log.log_end_offset <= 20
+        stage.host.disk.repair()
+        await stage.until_state("CompleteCommit", seconds=12)
+        assert await stage.values() == [b"a"]
+        producer = await stage.producer()
+        await write(stage, producer, b"b", commit=True)
+        assert await stage.values() == [b"a", b"b"]
+
+    run(scenario)
+
+
+def test_the_index_entry_of_a_marker_that_a_failing_disk_refuses_is_removed_at_the_next_start() -> None:
+    """Otherwise the transaction, which is then committed, would count as aborted."""
+    on = LogOnDisk()
+    on.append_unchecked(records_of(7, 0))
+    on.append_unchecked(records_of(8, 1))
+    on.append_unchecked(marker_of(8, 2))
+    on.restart()
+    on.log._segments.active.transactions.append(AbortedTransaction(7, 0, 3, 4))  # nothing of the marker was written
+    on.restart()
+    assert on.log.last_stable_offset == 0
+    on.append_unchecked(marker_of(7, 3, is_commit=True))
+    for _ in range(2):
+        assert [aborted.producer_id for aborted in on.log.aborted_transactions(0, 10)] == [8]
+        on.restart()

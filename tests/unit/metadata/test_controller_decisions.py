@@ -248,7 +248,7 @@ def test_a_partition_whose_directory_could_have_no_name_is_refused() -> None:
     assert result.error == ErrorCode.INVALID_PARTITIONS
     assert result.message == f"{name}-100000 is too long for a directory's name"
     (result,) = create_partitions(image(topic(name, 1, [(1,)])), [MorePartitions(name, 100_000)]).reply
-    assert "one request may add at most" in (result.message or "")
+    assert "but can add at most" in (result.message or "")
 
 
 def test_an_unknown_topic_gets_no_partitions_and_no_message() -> None:

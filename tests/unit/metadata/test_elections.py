@@ -36,9 +36,9 @@ from tidelog.metadata.registration import fence_broker
 from tidelog.model.steps import run_all
 from tidelog.wire.errors import ApiError, ErrorCode
 
-ONLINE = ElectionRules(min_isr=2, elr=False, unclean=False)
-ELR = ONLINE._replace(elr=True)
-UNCLEAN = ONLINE._replace(unclean=True)
+ONLINE = ElectionRules(min_isr=2, uses_elr=False, allows_unclean=False)
+ELR = ONLINE._replace(uses_elr=True)
+UNCLEAN = ONLINE._replace(allows_unclean=True)
 
 
 def state(leader: int, isr: tuple[int, ...], **fields: tuple[int, ...] | int) -> PartitionState:
@@ -72,7 +72,7 @@ def after(
         # The last known leader, if ISR and ELR are empty and it is active. No setting is needed.
         (state(-1, (), last_known_elr=(3,)), (1, 2, 3), ELR, 3, (3,), RECOVERING),
         (state(-1, (), last_known_elr=(3,)), (1, 2), ELR, -1, (), RECOVERED),
-        (state(-1, (), last_known_elr=(3,)), (1, 2), ELR._replace(unclean=True), 1, (1,), RECOVERING),
+        (state(-1, (), last_known_elr=(3,)), (1, 2), ELR._replace(allows_unclean=True), 1, (1,), RECOVERING),
         # A list of several last known members is not a last leader.
         (state(-1, (), last_known_elr=(2, 3)), (2, 3), ELR, -1, (), RECOVERED),
     ],
@@ -105,7 +105,7 @@ def test_eligible_replicas_are_those_that_left_a_small_isr() -> None:
     assert after(state(1, (1, 2, 3)), (1, 2, 3), ELR, isr=(1, 2)).elr == ()
     small = after(state(1, (1, 2)), (1, 2, 3), ELR, isr=(1,))
     assert small.elr == (2,)
-    assert after(small, (1, 2, 3), ELR, isr=(1,), unclean_stop=2).elr == ()
+    assert after(small, (1, 2, 3), ELR, isr=(1,), unclean_broker=2).elr == ()
     assert after(small, (1, 2, 3), ELR, isr=(1, 3)).elr == ()
     assert after(small, (1, 2, 3), ONLINE).elr == ()
     # A partition needs at most as many in-sync replicas as it has replicas.
@@ -125,7 +125,7 @@ def test_the_last_leader_is_remembered_when_the_isr_becomes_empty() -> None:
     led = after(state(2, (2,)), (), ELR, isr=())
     assert (led.leader, led.elr, led.last_known_elr) == (-1, (2,), (2,))
     # Without ELR the partition lost its leader before. The ISR still names it.
-    assert after(state(-1, (3,)), (), ELR, isr=(), unclean_stop=3).last_known_elr == (3,)
+    assert after(state(-1, (3,)), (), ELR, isr=(), unclean_broker=3).last_known_elr == (3,)
     # It is forgotten with the next leader.
     assert after(led, (2,), ELR).last_known_elr == ()
 

@@ -69,7 +69,7 @@ def test_the_level_of_transactions_may_be_lowered_to_0_and_raised_again() -> Non
         before = image(FeatureLevelChanged(METADATA_FEATURE, 1), *decision.records, supporting(1))
         assert before.feature_level(TRANSACTION_FEATURE) == level
         assert change_feature_level(before, change, settings()).records == []
-    with pytest.raises(ApiError, match="would be a downgrade"):
+    with pytest.raises(ApiError, match="is a downgrade"):
         change_feature_level(before, LevelChange(TRANSACTION_FEATURE, 1), settings())
     with pytest.raises(ApiError, match="the controller supports levels 0 to 2"):
         change_feature_level(before, LevelChange(TRANSACTION_FEATURE, 3), settings())

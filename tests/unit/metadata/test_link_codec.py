@@ -149,14 +149,14 @@ class Colours(IntEnum):
 
 
 def test_what_a_newer_broker_has_added_is_refused() -> None:
-    with pytest.raises(UnknownValue, match="2 is no Colour here"):
+    with pytest.raises(UnknownValue, match="the Colour 2 is unknown here"):
         through(Colours, Colour, Colours.BLUE)
     with pytest.raises(UnknownValue, match="'Grown' is unknown here"):
         through(Small | Grown, Small | Endpoint, Grown("a"))  # type: ignore[arg-type]
     data = encoded(TYPE)
     with pytest.raises(UnknownValue, match="the controller does not know the request 'ExplodeTopic'"):
         decoded(data.replace(b"CreateTopics", b"ExplodeTopic"))
-    with pytest.raises(UnknownValue, match="version 2 of the format is unknown here"):
+    with pytest.raises(UnknownValue, match="version 2 of the format of these messages is unknown here"):
         decoded(data[:4] + b"\2" + data[5:])
 
 

@@ -100,7 +100,9 @@ def test_a_restart_has_everything_and_begins_new_epochs() -> None:
 def test_metadata_of_another_cluster_is_refused() -> None:
     async def scenario(host: SimHost) -> None:
         await (await Node(host, {}).started()).controller.stop()
-        with pytest.raises(JournalError, match=r"the metadata belongs to cluster .*, the data to cluster other"):
+        with pytest.raises(
+            JournalError, match=r"the metadata belongs to cluster .*, but the data directories to cluster other"
+        ):
             await Node(host, {}).controller.start("other")
 
     run(scenario)
@@ -560,7 +562,7 @@ def test_settings_without_effect_are_warned_of_once_a_topic(caplog: pytest.LogCa
     with caplog.at_level(logging.WARNING, "tidelog.metadata"):
         with_node(scenario)
     assert [record.getMessage() for record in caplog.records] == [
-        "settings without effect here topic=t settings=preallocate"
+        "settings have no effect in Tidelog topic=t settings=preallocate"
     ]
 
 

@@ -28,7 +28,7 @@ ENDPOINTS = (Endpoint("PLAINTEXT", "h", 9092),)
 def test_below_level_1_a_registration_has_the_bytes_that_it_always_had() -> None:
     before = image(topic("a", 1))
     decision = run_all(
-        register_broker(before, Registration(1, "run", ENDPOINTS, "r"), settings(), is_lease_valid=False)
+        register_broker(before, Registration(1, "run", ENDPOINTS, "r"), settings(), other_run_has_lease=False)
     )
     old = controller.register_broker(before, 1, "run", ENDPOINTS, "r")
     assert encode(1, decision.records) == encode(1, old.records)
@@ -51,7 +51,7 @@ def test_a_broker_of_an_older_version_ignores_what_it_does_not_know_of_a_registr
     """A broker that registers with its features does so before the level allows new kinds of records."""
     before = image(brokers=[])
     request = Registration(1, "run", ENDPOINTS, features={METADATA_FEATURE: (0, 1)}, boot_id="b")
-    (record,) = run_all(register_broker(before, request, settings(), is_lease_valid=False)).records
+    (record,) = run_all(register_broker(before, request, settings(), other_run_has_lease=False)).records
     data = encode(1, [record])
     assert b'"kind":"broker"' in data
     assert b"fenced" not in data
@@ -76,7 +76,7 @@ def test_the_same_run_may_register_with_other_addresses_and_keeps_its_epoch_and_
     life.beat(1)
     before = life.image.brokers[1]
     moved = (Endpoint("PLAINTEXT", "elsewhere", 9092),)
-    assert life.register(1, "run", is_lease_valid=True, endpoints=moved) == before.epoch
+    assert life.register(1, "run", other_run_has_lease=True, endpoints=moved) == before.epoch
     assert life.image.brokers[1] == before._replace(endpoints=moved)
     assert life.image.is_active(1)
 

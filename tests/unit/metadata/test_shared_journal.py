@@ -245,7 +245,7 @@ def test_a_broker_of_another_cluster_claims_nothing() -> None:
         first.host.kill()
         await asyncio.sleep(2 * LEASE_MS / 1000)
         starting = second.start(cluster_id="another")
-        with pytest.raises(JournalError, match="the data to cluster another"):
+        with pytest.raises(JournalError, match="the data directories to cluster another"):
             await starting
         assert cluster.store.next_position == position
 

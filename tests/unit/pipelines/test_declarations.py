@@ -104,7 +104,14 @@ def test_a_file_is_loaded_without_its_directory_on_the_path(tmp_path: Path) -> N
     [
         (None, "there is no file .*/sales.py"),
         ("x = 1", "declares no pipeline: put @pipeline"),
-        ("import sales_helpers", "there is no module sales_helpers: install it"),
+        (
+            "import sales_helpers",
+            "no module sales_helpers: install it, or put its file into the directory of sales.py",
+        ),
+        (
+            'from pyspark.sql.functions import udf\n@udf("long")\ndef one(x): return 1',
+            r"sales.py:2: this needs Spark, which starts after the file is loaded.* such as LongType\(\)",
+        ),
         ("\n\n1 / 0", "sales.py:3: ZeroDivisionError: division by zero"),
         ("\ndef f(:\n", "sales.py:2: SyntaxError"),
         (GOOD.replace('name="joined"', 'name="first"'), "two pipelines are named first"),

@@ -430,16 +430,16 @@ def test_a_batch_that_cannot_be_marked_as_finished_is_written(query: Query, monk
     leftover = query.run_task(0, 0, ["x"]).transaction
     assert leftover
     results = query.run_tasks(0, ONE)
-    store = driver._Deciding.store
+    store = driver._Decider.store
 
-    def fenced_by_a_newer_driver(self: driver._Deciding, decision: Decision) -> None:
+    def fenced_by_a_newer_driver(self: driver._Decider, decision: Decision) -> None:
         if decision.state is State.FINISHED:
             with Client(query.bootstrap) as client:
                 client.init_producer(group_of(query.name), 60_000)
         store(self, decision)
 
     with monkeypatch.context() as patched:
-        patched.setattr(driver._Deciding, "store", fenced_by_a_newer_driver)
+        patched.setattr(driver._Decider, "store", fenced_by_a_newer_driver)
         query.commit(0, results)
     decision = query.decision()
     assert decision.state is State.DECIDED
@@ -568,7 +568,7 @@ def decide_and_die(query: Query, batch: int, rows: list[list[str]]) -> list[Tran
     """A driver decides about the micro-batch, and dies before it commits a transaction. Return the transactions."""
     results = query.run_tasks(batch, rows)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(driver._Deciding, "finish", Killing(after_calls=1))
+        patched.setattr(driver._Decider, "finish", Killing(after_calls=1))
         with pytest.raises(Killed):
             query.commit(batch, results)
     assert query.decision().state is State.DECIDED

@@ -76,7 +76,8 @@ def test_each_task_that_reads_or_writes_makes_the_exemption_at_its_end(monkeypat
     options = {"kafka.bootstrap.servers": "127.0.0.1:1"}
     source = read_options({**options, "subscribe": "t"}, streaming=False)
     assert (
-        list(batch_reader.read_range(source, ("value",), batch_reader.RangePartition(OffsetRange("t", 0, 0, 1)))) == []
+        list(batch_reader.read_partition(source, ("value",), batch_reader.RangePartition(OffsetRange("t", 0, 0, 1))))
+        == []
     )
     schema = StructType([StructField("value", BinaryType())])
     writer._Writer(write_options({**options, "topic": "t"}), schema).write(iter([]))

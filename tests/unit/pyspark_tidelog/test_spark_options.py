@@ -43,7 +43,9 @@ def test_defaults() -> None:
     assert options.fail_on_data_loss
     assert not options.include_headers
     assert options.check_crcs
-    assert options.min_partitions == options.max_offsets_per_trigger == options.min_offsets_per_trigger == 0
+    assert options.min_partitions == options.max_partitions == 0
+    assert options.max_offsets_per_trigger == options.min_offsets_per_trigger == 0
+    assert batch(minPartitions="3", maxPartitions="3").max_partitions == 3
 
 
 def test_every_option_that_is_taken() -> None:
@@ -207,6 +209,8 @@ REFUSALS = [
     ({"startingOffsetsByTimestampStrategy": "guess"}, "it must be error or latest"),
     ({"startingTimestamp": "soon"}, "option startingTimestamp is 'soon': it must be a whole number"),
     ({"maxOffsetsPerTrigger": "0"}, "option maxOffsetsPerTrigger is '0': it must be a whole number from 1"),
+    ({"maxPartitions": "2", "minPartitions": "3"}, "minPartitions is 3, which is more than maxPartitions, 2"),
+    ({"maxPartitions": "2", "maxRecordsPerPartition": "9"}, "maxPartitions and maxRecordsPerPartition cannot be"),
     ({"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"}, r"minOffsetsPerTrigger \(5\) is above"),
     ({"maxTriggerDelay": "soon"}, "option maxTriggerDelay is 'soon': it must be a time like 15m"),
     ({"failOnDataLoss": "maybe"}, "option failOnDataLoss is 'maybe': it must be true or false"),

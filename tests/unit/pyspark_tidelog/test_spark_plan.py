@@ -8,7 +8,7 @@ from pyspark_tidelog.errors import DataLoss, OptionError
 from pyspark_tidelog.lookup import Lookup, loss_reporter, refuse_backward_ranges, without_lost
 from pyspark_tidelog.offsets import ByTimestamp, Everywhere, Offsets, Specific, from_json_object, to_json_object
 from pyspark_tidelog.options import Subscription
-from pyspark_tidelog.plan import OffsetRange, limited_ends, split
+from pyspark_tidelog.plan import OffsetRange, grouped, limited_ends, split
 from tidelog.client.cluster import PartitionLeader, Topic
 from tidelog.client.operations import EARLIEST, LATEST, ListedOffset
 from tidelog.model.ids import NO_TOPIC_ID, TopicPartition
@@ -59,6 +59,24 @@ def test_ranges_stay_whole_unless_more_are_wanted() -> None:
     ranges = [OffsetRange("a", 0, 0, 900), OffsetRange("a", 1, 0, 100), OffsetRange("b", 0, 7, 7)]
     assert split(ranges, 0, 0) == split(ranges, 2, 0) == ranges[:2]
     assert sum(piece.topic_partition == A0 for piece in split(ranges, 10, 0)) == 9
+
+
+@given(
+    st.lists(st.tuples(partitions, st.integers(0, 10**9), st.integers(1, 1000))),
+    st.integers(1, 12),
+)
+def test_groups_hold_every_range_once_in_order(shape: list[tuple[TopicPartition, int, int]], number: int) -> None:
+    ranges = [OffsetRange(*tp, start, start + size) for tp, start, size in shape]
+    groups = grouped(ranges, number)
+    assert sorted(each for group in groups for each in group) == sorted(ranges)
+    assert len(groups) == min(number, len(ranges))
+    assert all(group and list(group) == sorted(group) for group in groups)
+
+
+def test_groups_have_about_equal_numbers_of_offsets() -> None:
+    ranges = [OffsetRange("a", index, 0, size) for index, size in enumerate([10, 500, 20, 480, 30, 460])]
+    assert [sum(each.size for each in group) for group in grouped(ranges, 3)] == [500, 500, 500]
+    assert grouped(ranges, 0) == grouped(ranges, 6) == [(each,) for each in ranges]
 
 
 def test_what_is_lost_is_reported_and_left_out() -> None:

@@ -9,7 +9,7 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringTy
 
 import pyspark_tidelog
 from pyspark_tidelog import batch_reader, writer
-from pyspark_tidelog.batch_reader import RangePartition, read_range
+from pyspark_tidelog.batch_reader import RangePartition, read_partition
 from pyspark_tidelog.errors import OptionError, SchemaError
 from pyspark_tidelog.options import ReadOptions, read_options
 from pyspark_tidelog.plan import OffsetRange
@@ -109,7 +109,7 @@ def test_a_task_waits_for_records_as_long_as_the_option_says(monkeypatch: pytest
     given = {**SERVERS, "subscribe": "t", "kafkaConsumer.pollTimeoutMs": "1234"}
     partition = RangePartition(OffsetRange("t", 0, 0, 1))
     with pytest.raises(Connected, match="1234"):
-        next(read_range(read_options(given, streaming=False), ("value",), partition))
+        next(read_partition(read_options(given, streaming=False), ("value",), partition))
 
 
 @pytest.mark.parametrize(

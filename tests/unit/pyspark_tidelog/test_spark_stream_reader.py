@@ -84,7 +84,7 @@ class Query:
 
     def plan(self, batch: int) -> list[OffsetRange]:
         partitions = self.reader.partitions(self.start(batch), json.loads(self.log[batch]))
-        return [pickle.loads(pickle.dumps(partition)).value for partition in partitions]
+        return [each for partition in partitions for each in pickle.loads(pickle.dumps(partition)).value]
 
 
 def test_latest_is_fixed_by_the_first_micro_batch_whatever_is_written_before_a_replay() -> None:

@@ -21,6 +21,7 @@ from tidelog.replication.replica import BecameLeader
 from tidelog.replication.shared_state import SharedByPartitions
 from tidelog.runtime.turns import FIRST_TURNS_S, TURN_S, Turns
 from tidelog.wire.batches import BatchHeader, Codec
+from tidelog.wire.control_batches import marker_batch
 from tidelog.wire.errors import ApiError, ErrorCode, NotLeaderOrFollower, RequestTimedOut
 from tidelog.wire.records import Record, decode_records, encode_batch
 
@@ -235,6 +236,33 @@ def test_an_idempotent_producer_is_judged_when_its_turn_comes() -> None:
         assert gap.code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
         assert isinstance(repeat, Appended)
         assert repeat.base_offset == 1
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_ended", [False, True])
+def test_a_marker_that_overtakes_a_batch_of_its_transaction(is_ended: bool) -> None:
+    """With version 1, the batch would begin a transaction that nobody ends."""
+
+    async def scenario() -> None:
+        bench = Bench()
+        transactional: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0, "is_transactional": True}
+        assert bench.append("a", base_sequence=0, **transactional) is not None
+        assert bench.append("b", LARGE, base_sequence=1, **transactional) is None
+        assert bench.append("c", base_sequence=2, **transactional) is None
+        if is_ended:
+            bench.partition.append_batch(marker_batch(7, 0, 0, is_commit=False, timestamp=1))
+            bench.disk.log.producers.invalidate_verifications(7, 1)
+        await bench.threads.end(0)
+        await bench.threads.end(1)
+        assert bench.disk.log.last_stable_offset == (2 if is_ended else 0)
+        codes = [outcome.code for outcome in bench.outcomes.values() if isinstance(outcome, ApiError)]
+        assert codes == ([ErrorCode.INVALID_TXN_STATE] * 2 if is_ended else [])
+        assert bench.disk.log.producers._verifications == {}
+        bench.partition._shared.queued_bytes.total = 1 << 20
+        with pytest.raises(RequestTimedOut):
+            bench.append("d", LARGE, base_sequence=3, **transactional)
+        assert bench.disk.log.producers._verifications == {}
 
     run(scenario)
 

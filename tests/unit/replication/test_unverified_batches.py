@@ -8,10 +8,11 @@ import pytest
 
 from log_harness import LogOnDisk, leads_alone
 from tidelog.log.appended import Appended
+from tidelog.log.validation import NotInline
 from tidelog.replication.append_queue import QueuedBytes
 from tidelog.replication.partition import Partition
 from tidelog.replication.replica import BecameLeader
-from tidelog.replication.unverified_batches import REFUSED_MAX, UnverifiedBatches
+from tidelog.replication.unverified_batches import REFUSED_MAX, Inquiry, UnverifiedBatches
 from tidelog.wire.batches import BatchHeader
 from tidelog.wire.control_batches import marker_batch
 from tidelog.wire.errors import ApiError, ErrorCode, NotEnoughReplicas, RequestTimedOut
@@ -45,7 +46,9 @@ class Bench:
         self.results: dict[bytes, int | ErrorCode] = {}
         """The offset or the error of each batch, by its value."""
 
-    async def send(self, value: bytes, sequence: int, *, epoch: int = 0, producer_id: int = 7) -> None:
+    async def send(
+        self, value: bytes, sequence: int, *, epoch: int = 0, producer_id: int = 7, is_v2: bool = False
+    ) -> None:
         batch = encode_batch(
             [Record(value=value)],
             producer_id=producer_id,
@@ -64,7 +67,8 @@ class Bench:
             self.results[value] = outcome.code if isinstance(outcome, ApiError) else outcome.base_offset
 
         if self.unverified.must_wait(header):
-            self.unverified.add(memoryview(batch), header, (producer_id, epoch), ask, done)
+            inquiry = Inquiry((producer_id, epoch), ask, has_version_2=is_v2)
+            self.unverified.add(memoryview(batch), header, inquiry, done)
         else:
             done(self.partition.append(memoryview(batch), header))
         await self.settle()
@@ -166,6 +170,112 @@ def test_a_batch_that_overtakes_a_refused_one_is_refused() -> None:
         await bench.answer()
         await bench.send(b"1", 1)
         assert bench.results == {b"0": 0, b"1": 1}
+
+    asyncio.run(scenario())
+
+
+def test_a_batch_that_overtakes_the_first_one_is_refused_with_version_2() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        await bench.send(b"1", 1, is_v2=True)
+        await bench.answer()
+        await bench.send(b"0", 0, is_v2=True)
+        await bench.answer()
+        await bench.send(b"1 again", 1, is_v2=True)
+        assert bench.results == {b"1": ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, b"0": 0, b"1 again": 1}
+        bench.mark(epoch=1)
+        await bench.send(b"next", 1, epoch=1, is_v2=True)
+        await bench.answer()
+        assert bench.results[b"next"] == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("limit", [200, 1 << 20])
+def test_a_batch_that_overtakes_one_that_was_refused_before_a_question_is_refused(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other batch was refused because too many bytes waited, or because of too few in-sync replicas."""
+
+    async def scenario() -> None:
+        bench = Bench(limit)
+        if limit == 200:
+            await bench.send(b"0" * 100, 0, producer_id=8)
+            with pytest.raises(RequestTimedOut):
+                await bench.send(b"0" * 100, 0)
+            await bench.answer()
+        else:
+
+            def refuse(*args: object) -> None:
+                raise NotEnoughReplicas("one in-sync replica")
+
+            with monkeypatch.context() as patch, pytest.raises(NotEnoughReplicas):
+                patch.setattr(Partition, "check_writable", refuse)
+                await bench.send(b"0", 0)
+        await bench.send(b"1", 1)
+        await bench.answer()
+        assert bench.results[b"1"] == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        await bench.send(b"0", 0)
+        await bench.answer()
+        await bench.send(b"1", 1)
+        assert bench.results[b"1"] == bench.log.log_end_offset - 1
+
+    asyncio.run(scenario())
+
+
+def test_the_sequences_go_on_when_a_producer_of_version_1_changes_to_version_2() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        await bench.send(b"0", 4)
+        await bench.answer()
+        bench.mark()
+        await bench.send(b"1", 5, is_v2=True)
+        await bench.answer()
+        assert bench.results == {b"0": 0, b"1": 2}
+
+    asyncio.run(scenario())
+
+
+def test_with_version_2_the_first_batch_in_a_partition_has_the_sequence_0() -> None:
+    """Kafka 4.3.1 checks this, too: the producer has a new epoch, so an earlier batch is on its way."""
+
+    async def scenario() -> None:
+        bench = Bench()
+        await bench.send(b"1", 1, is_v2=True)
+        await bench.answer()
+        assert bench.results == {b"1": ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER}
+        await bench.send(b"0", 0, is_v2=True)
+        await bench.answer()
+        await bench.send(b"1", 1, is_v2=True)
+        assert bench.results == {b"0": 0, b"1": 1}
+        await bench.send(b"v1", 1, producer_id=8)
+        await bench.answer()
+        assert bench.results[b"v1"] == 2, "with version 1, the partition may have forgotten the producer"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("failure", [NotInline(), RuntimeError("unexpected")])
+def test_a_batch_that_cannot_be_appended_is_answered(failure: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its records must be examined, but too many bytes wait in the queue already; or nobody has foreseen it."""
+
+    async def scenario() -> None:
+        bench = Bench()
+
+        def fail(*args: object) -> Appended:
+            raise failure
+
+        monkeypatch.setattr(Partition, "append", fail)
+        queued = bench.partition.queue._queued_bytes
+        queued.total = queued.limit
+        await bench.send(b"0", 0)
+        await bench.send(b"1", 1)
+        await bench.answer()
+        code = ErrorCode.REQUEST_TIMED_OUT if isinstance(failure, NotInline) else ErrorCode.UNKNOWN_SERVER_ERROR
+        assert bench.results[b"0"] == code
+        await bench.answer()
+        assert bench.results == dict.fromkeys([b"0", b"1"], code)
+        assert bench.bytes.total == 0
 
     asyncio.run(scenario())
 

@@ -113,10 +113,11 @@ def _split(previous: Sequence[Sequence[int]], count: int) -> list[tuple[int, ...
 
 
 def _assign_evenly(members: Members, counts: Counts, topic_ids: frozenset[bytes]) -> dict[str, Target]:
-    order = _sorted_member_ids(members)
+    """Assign the partitions of the topics `topic_ids`, to which all members subscribe."""
+    member_ids = _sorted_member_ids(members)
     topics = sorted(topic_ids)
-    assigned: list[list[tuple[bytes, int]]] = []
-    for member_id in order:
+    assigned: list[list[tuple[bytes, int]]] = []  # in the order of `member_ids`
+    for member_id in member_ids:
         target = members[member_id].target
         assigned.append([(topic, p) for topic in topics for p in target.get(topic, ()) if p < counts[topic]])
     quotas = _quotas([len(partitions) for partitions in assigned], sum(counts[topic] for topic in topics))
@@ -126,7 +127,7 @@ def _assign_evenly(members: Members, counts: Counts, topic_ids: frozenset[bytes]
         retained_partitions.update(partitions)
     free = iter([(topic, p) for topic in topics for p in range(counts[topic]) if (topic, p) not in retained_partitions])
     targets = {}
-    for member_id, partitions, quota in zip(order, assigned, quotas, strict=True):
+    for member_id, partitions, quota in zip(member_ids, assigned, quotas, strict=True):
         added = [next(free) for _ in range(quota - len(partitions))]
         targets[member_id] = _reuse_if_equal(_group_by_topic(partitions + added), members[member_id].target)
     return targets
@@ -225,9 +226,9 @@ class _UnevenAssignment:
         moved = False
         while most_loaded:
             negative_count, source_order, source = heappop(most_loaded)
+            # Skip entries that contain an old number of partitions, and members without partitions of this topic.
             if -negative_count != self._partition_counts[source] or not self._assigned[topic_id].get(source):
                 continue
-            # Skip entries that contain an old number of partitions.
             while least_loaded[0][0] != self._partition_counts[least_loaded[0][2]]:
                 heappop(least_loaded)
             partition_count, destination_order, destination = least_loaded[0]

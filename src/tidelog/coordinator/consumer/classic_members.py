@@ -29,7 +29,7 @@ from tidelog.coordinator.consumer.state import PROTOCOL_TYPE, ConsumerGroup
 from tidelog.coordinator.consumer.step import Step
 from tidelog.coordinator.consumer.timers import Timer
 from tidelog.coordinator.decision import Decision, Moment, Reply
-from tidelog.coordinator.group.classic import MEMBER_ID_REQUIRED_VERSION, JoinCall, protocols_of
+from tidelog.coordinator.group.classic import MEMBER_ID_REQUIRED_SINCE, JoinCall, protocols_of
 from tidelog.coordinator.group.members import Protocols, protocols_to_vote_for
 from tidelog.coordinator.group.rebalance import NO_MEMBER_ID, refuse_join
 from tidelog.wire.errors import (
@@ -59,7 +59,7 @@ def join(context: GroupContext, group: ConsumerGroup, joining: JoinCall, now: Mo
     step = Step(context, group, now)
     is_new = request.member_id == NO_MEMBER_ID
     member_id = joining.fresh_id if is_new else request.member_id
-    if is_new and request.group_instance_id is None and joining.version >= MEMBER_ID_REQUIRED_VERSION:
+    if is_new and request.group_instance_id is None and joining.version >= MEMBER_ID_REQUIRED_SINCE:
         refuse_join(joining.reply, member_id, ErrorCode.MEMBER_ID_REQUIRED, step.out)
         return step.finish()
     subscription = _subscription(protocols)
@@ -87,6 +87,7 @@ def _apply_join(
     replaced = None if predecessor is None else predecessor.member_id
     downgrades = predecessor is not None and is_downgraded_by_return(context, group, predecessor)
     pattern_changed, _ = update_pattern(step, current, updated)
+    # A classic member has no regular expression. So a change only removes one, and no topics must be searched.
     changed = step.update_member(current, updated, pattern_is_ready=pattern_changed, pattern_changed=pattern_changed)
     owned = reported_partitions(subscription, context.image_now())
     if downgrades:

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from tidelog.wire.messages.leave_group import LeaveGroupRequest
     from tidelog.wire.messages.sync_group import SyncGroupRequest
 
-MEMBER_EPOCH_VERSION = 9
-"""From this version of OffsetCommit on, members of the consumer protocol may commit."""
+MEMBER_EPOCH_SINCE = 9
+"""The first version of OffsetCommit with which members of the consumer protocol may commit."""
 
 
 class ConsumerGroups:
@@ -143,23 +143,25 @@ class ConsumerGroups:
         """Raise ApiError unless the sender may commit these offsets now.
 
         If a member already had a partition in an older epoch, it may still commit the partition's offset with that
-        epoch (KIP-1251).
+        epoch (KIP-1251). A producer that commits in a transaction gets ILLEGAL_GENERATION for another epoch: no
+        version of TxnOffsetCommit has STALE_MEMBER_EPOCH, and clients would treat it as fatal.
         """
         if commit.generation < 0 and not group.members:
             return  # an administrator, or a consumer that assigns its partitions itself
         member = group.members.get(commit.member_id)
         if member is None:
             raise UnknownMemberId
-        if member.classic is None and commit.version < MEMBER_EPOCH_VERSION:
+        if member.classic is None and commit.version < MEMBER_EPOCH_SINCE:
             raise UnsupportedVersion
         if commit.generation == member.epoch:
             return
+        stale = _stale_epoch_error(member, is_transactional=commit.is_transactional)
         if commit.generation > member.epoch:
-            raise _stale_epoch_error(member)
+            raise stale
         for offset in commit.offsets:
             epoch = member.assignment_epoch(offset.topic_id, offset.partition)
             if epoch is None or commit.generation < epoch:
-                raise _stale_epoch_error(member)
+                raise stale
 
     def check_fetch(self, group: ConsumerGroup, member_id: str | None, epoch: int) -> None:
         """Raise ApiError unless the sender may fetch offsets. A client that is not a member sends neither a member id
@@ -174,7 +176,12 @@ class ConsumerGroups:
             raise _stale_epoch_error(member)
 
 
-def _stale_epoch_error(member: Member) -> ApiError:
-    if member.classic is not None:
+def _stale_epoch_error(member: Member, *, is_transactional: bool = False) -> ApiError:
+    """Return the error for a request with another epoch than the member's.
+
+    Members of the classic protocol and transactional producers do not know STALE_MEMBER_EPOCH. After ILLEGAL_GENERATION
+    a producer aborts its transaction and continues.
+    """
+    if member.classic is not None or is_transactional:
         return IllegalGeneration()
     return ApiError(f"the member's epoch is {member.epoch}", ErrorCode.STALE_MEMBER_EPOCH)

@@ -39,8 +39,8 @@ from tidelog.wire.messages.consumer_group_heartbeat import (
     TopicPartitions,
 )
 
-OWN_ID_VERSION = 1
-"""From this version of ConsumerGroupHeartbeat on, a member chooses its own id (KIP-1082)."""
+OWN_ID_SINCE = 1
+"""The first version of ConsumerGroupHeartbeat in which a member chooses its own id (KIP-1082)."""
 
 
 class HeartbeatCall(NamedTuple):
@@ -58,7 +58,7 @@ class HeartbeatCall(NamedTuple):
 def check_request(request: ConsumerGroupHeartbeatRequest, version: int, settings: ConsumerSettings) -> None:
     """Raise ApiError if the request contradicts itself or the settings."""
     epoch = request.member_epoch
-    if not request.member_id and (version >= OWN_ID_VERSION or epoch > 0 or epoch == LEAVING_EPOCH):
+    if not request.member_id and (version >= OWN_ID_SINCE or epoch > 0 or epoch == LEAVING_EPOCH):
         raise InvalidRequest("the member has no id")
     if not request.group_id:
         raise InvalidRequest("the group has no id")
@@ -76,7 +76,7 @@ def check_request(request: ConsumerGroupHeartbeatRequest, version: int, settings
     elif epoch == STATIC_LEAVING_EPOCH and request.instance_id is None:
         raise InvalidRequest("only a static member can leave temporarily")
     elif epoch < STATIC_LEAVING_EPOCH:
-        raise InvalidRequest(f"there is no member epoch {epoch}")
+        raise InvalidRequest(f"the member epoch {epoch} is not valid")
     if request.server_assignor is not None and request.server_assignor not in settings.assignors:
         raise ApiError(
             f"assignor {request.server_assignor!r} is not supported, only {', '.join(settings.assignors)}",
@@ -120,12 +120,14 @@ def heartbeat(context: GroupContext, beat: HeartbeatCall, now: Moment) -> Decisi
 
 
 def check_size(context: GroupContext, group: ConsumerGroup, member_id: str) -> None:
+    """Raise GroupMaxSizeReached if a new member `member_id` would exceed `group.consumer.max.size`."""
     size_max = context.consumer.max_size
     if len(group.members) >= size_max and member_id not in group.members:
         raise GroupMaxSizeReached(f"the group has {size_max} members already (group.consumer.max.size)")
 
 
 def check_memory(group: ConsumerGroup, current: Member, updated: Member) -> None:
+    """Raise GroupMaxSizeReached if the changed subscription of a member would exceed METADATA_BYTES_MAX."""
     subscription_changed = (updated.topics, updated.pattern, updated.classic) != (
         current.topics,
         current.pattern,

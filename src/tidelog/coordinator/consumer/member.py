@@ -15,7 +15,9 @@ from tidelog.wire.messages.group_records import (
 )
 
 JOINING_EPOCH = 0
+"""The epoch in the heartbeat of a member that joins."""
 LEAVING_EPOCH = -1
+"""The epoch in the heartbeat of a member that leaves."""
 STATIC_LEAVING_EPOCH = -2
 """Epoch of a static member that left temporarily. Its partitions remain reserved for it (KIP-345, KIP-848)."""
 
@@ -121,6 +123,7 @@ class Member(NamedTuple):
         )
 
     def without_assignment(self) -> "Member":
+        """Return the member after the tombstone of its current assignment."""
         return self._replace(
             epoch=LEAVING_EPOCH,
             previous_epoch=LEAVING_EPOCH,

@@ -153,6 +153,7 @@ def may_downgrade(step: Step, leaving_ids: list[str]) -> bool:
     context, group = step.context, step.group
     remaining_count = len(group.members) - len(leaving_ids)
     consumer_count = sum(group.members[member_id].classic is None for member_id in leaving_ids)
+    # A downgrade is possible only when the last members of the consumer protocol leave, and classic members remain.
     if not consumer_count or group.classic_count + consumer_count != len(group.members) or remaining_count < 1:
         return False
     if not context.consumer.migration.may_downgrade or remaining_count > context.settings.group_max_size:
@@ -160,7 +161,7 @@ def may_downgrade(step: Step, leaving_ids: list[str]) -> bool:
             "group is not downgraded to the classic protocol group=%s members=%d", group.group_id, remaining_count
         )
         return False
-    return group.classic_count == remaining_count
+    return group.classic_count == remaining_count  # false if classic members leave at the same time
 
 
 def is_downgraded_by_return(context: GroupContext, group: ConsumerGroup, replaced: Member) -> bool:
@@ -209,6 +210,7 @@ def _finish_downgrade(step: Step, classic: ClassicGroup, *, rebalance: bool) -> 
 
 
 def _to_classic(step: Step, members: list[Member], joining: Member | None, replaced: str | None) -> ClassicGroup:
+    """Return a classic group that has these members, with their target assignments."""
     group = step.group
     context = step.context
     member_metadata = [

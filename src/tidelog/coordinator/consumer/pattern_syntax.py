@@ -24,13 +24,14 @@ several."""
 MATCHES_NOTHING = r"[^\x00-\x{10FFFF}]"
 """An expression that matches no text. It is written instead of a repetition operator if the repetition can only match
 texts that are too long for a topic's name."""
-_COUNT = re.compile(r"\{(0|[1-9][0-9]*)(,(0|[1-9][0-9]*)?)?\}")
+# The parts of an expression that the translation examines.
+_COUNT = re.compile(r"\{(0|[1-9][0-9]*)(,(0|[1-9][0-9]*)?)?\}")  # {n}, {n,} or {n,m}
 _COUNT_DIGITS_MAX = 8
-_GROUP = re.compile(r"\(\?P?<([^>]*)>")
-_FLAGS = re.compile(r"\(\?[imsU-]*([:)])")
+_GROUP = re.compile(r"\(\?P?<([^>]*)>")  # the beginning of a named group: (?<name> or (?P<name>
+_FLAGS = re.compile(r"\(\?[imsU-]*([:)])")  # (?flags) or the beginning of a group (?flags:
 _GROUP_NAME = re.compile(r"[A-Za-z0-9_]+")
 _ESCAPE = re.compile(r"\\(?:x\{[^}]*\}|x..|[0-7]{1,3}|[pP]\{([^}]*)\}|[pP].|.)", re.DOTALL)
-_CLASS_NAME = re.compile(r"\[:\^?\w+:\]")
+_CLASS_NAME = re.compile(r"\[:\^?\w+:\]")  # [:name:] in a character class
 _ZERO_WIDTH = ("\\A", "\\b", "\\B", "\\z")
 _NEWER_SCRIPTS = frozenset(
     re.findall(
@@ -277,6 +278,7 @@ class _Translation:
         self._last_atom = self._groups.pop().close()
 
     def _repetition(self, character: str) -> None:
+        """Translate a repetition operator, which applies to the last atom."""
         minimum, maximum, size = 0, None, 1
         if character == "{":
             match = _COUNT.match(self._pattern, self._position)
@@ -313,7 +315,11 @@ class _Translation:
         if max(len(match[1]), len(match[3] or "")) > _COUNT_DIGITS_MAX:
             raise InvalidPattern(f"invalid repeat count: {match[0]}")
         minimum = int(match[1])
-        maximum = minimum if match[2] is None else int(match[3]) if match[3] else None
+        maximum: int | None = None  # {n,}
+        if match[2] is None:
+            maximum = minimum  # {n}
+        elif match[3]:
+            maximum = int(match[3])  # {n,m}
         if max(minimum, maximum or 0) > COUNT_MAX or (maximum is not None and maximum < minimum):
             raise _NotTranslatable
         return minimum, maximum

@@ -35,11 +35,11 @@ TURN_INTERVAL_MS = 1
 def compile_pattern(pattern: str) -> Any:
     """Return RE2's compiled expression. Raises ApiError (INVALID_REGULAR_EXPRESSION)."""
     if len(pattern) > PATTERN_LENGTH_MAX:
-        raise _invalid(f"a regular expression has at most {PATTERN_LENGTH_MAX} characters")
+        raise _invalid(f"the regular expression has more than {PATTERN_LENGTH_MAX} characters")
     try:
         import re2  # imported here, because the import takes time and few groups need it
     except ImportError:
-        raise _invalid("subscription by regular expression needs the package google-re2") from None
+        raise _invalid("a subscription by regular expression needs the package google-re2 on the broker") from None
     options = re2.Options()
     options.max_mem = PROGRAM_BYTES_MAX
     options.log_errors = False
@@ -54,7 +54,9 @@ def compile_pattern(pattern: str) -> Any:
 def check_pattern(group: ConsumerGroup, pattern: str) -> None:
     """Raise ApiError unless the group can add this new expression."""
     if len(group.patterns) >= PATTERNS_MAX:
-        raise _invalid(f"the members of a group may have at most {PATTERNS_MAX} different regular expressions")
+        raise _invalid(
+            f"the group's members already use {PATTERNS_MAX} different regular expressions, which is the limit"
+        )
     compile_pattern(pattern)
 
 
@@ -174,6 +176,7 @@ class Resolver:
         search.position = end
 
     def _write(self, group: ConsumerGroup, search: _PatternSearch, out: Decision, now: Moment) -> None:
+        """Write the results of a complete search. If they differ from the previous ones, begin a new group epoch."""
         context = self._context()
         image = context.image_now()
         matches_changed = False

@@ -39,9 +39,13 @@ class Reconciliation:
 
         Raises ApiError if the member has to join again.
         """
-        if member.state is MemberState.UNKNOWN and (self._reported is None or self._reported):
+        # Without a known state, it is not known which partitions the member must give up. Only a member that reports
+        # that it has no partition may continue.
+        has_or_may_have_partitions = self._reported is None or len(self._reported) > 0
+        if member.state is MemberState.UNKNOWN and has_or_may_have_partitions:
             raise ApiError(
-                "the member's state was written by a newer version: join again", ErrorCode.FENCED_MEMBER_EPOCH
+                "the member's state was written by a newer version of the broker and is unknown here: join again",
+                ErrorCode.FENCED_MEMBER_EPOCH,
             )
         if member.is_settled(self._target_epoch):
             return self._drop_unsubscribed(member) if subscription_changed else member
@@ -78,6 +82,9 @@ class Reconciliation:
         return member._replace(previous_epoch=member.epoch, state=MemberState.UNREVOKED, owned=owned, revoking=revoking)
 
     def _advance(self, member: Member) -> Member:
+        """Begin to revoke the partitions that are not in the target. If the member has none of them, give it the free
+        partitions of the target, and the target epoch.
+        """
         retained: Owned = {}
         revoking: Owned = {}
         gained: dict[bytes, list[int]] = {}

@@ -25,6 +25,7 @@ from tidelog.wire.messages.group_records import (
 )
 from tidelog.wire.primitives import MalformedMessage
 
+# The kinds of records. Each number is the type in the record's key.
 GROUP_METADATA = 3
 PARTITION_METADATA = 4
 """Brokers before Kafka 4.1 wrote this kind of record; later brokers only write its tombstone."""

@@ -208,7 +208,7 @@ class ConsumerGroup:
         return [
             *(record for records in by_member for record in records[:2]),
             ConsumerRecord(TARGET_METADATA, group_id, "", None),
-            *(records[2] for records in by_member),
+            *(records[2] for records in by_member),  # the tombstones of the members' metadata
             *(self.expression_record(pattern, None) for pattern in self.resolved),
             *(ConsumerRecord(kind, group_id, "", None) for kind in kinds),
         ]

@@ -39,7 +39,7 @@ class Step:
     def finish(self) -> Decision:
         for change in self._soft_changes:
             change()
-        self.out.reply_offset = self.context.durable.next_offset(self.group.group_id)
+        self.out.awaited_offset = self.context.durable.next_offset(self.group.group_id)
         return self.out
 
     # The member and the group's epoch
@@ -122,6 +122,7 @@ class Step:
         return not last_ms or not interval_ms or self.now.wall_ms >= last_ms + interval_ms
 
     def _assignor_input(self, updated: Member, replaced: str | None) -> dict[str, AssigningMember]:
+        """Return the members of the group after this step, in the form that assignors use."""
         group = self.group
         image = self.context.image_now()
         ids_by_subscription: dict[tuple[tuple[str, ...], str], frozenset[bytes]] = {}
@@ -179,10 +180,10 @@ class Step:
         if after != updated:
             self.out.records.append(after.assignment_record(group.group_id))
             if after.classic is None:
-                self.on_finish(lambda: self._time_rebalance(after))
+                self.on_finish(lambda: self._set_rebalance_timer(after))
         return after
 
-    def _time_rebalance(self, member: Member) -> None:
+    def _set_rebalance_timer(self, member: Member) -> None:
         timers = self.context.timers
         group_id = self.group.group_id
         if member.state is MemberState.UNREVOKED:

@@ -30,10 +30,10 @@ from tidelog.wire.messages.join_group import JoinGroupRequest
 from tidelog.wire.messages.leave_group import LeaveGroupRequest, MemberResponse
 from tidelog.wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
-MEMBER_ID_REQUIRED_VERSION = 4
+MEMBER_ID_REQUIRED_SINCE = 4
 """From this version of JoinGroup on, the answer to a new member's first request is only a member id. The member then
 joins with this id (KIP-394)."""
-SKIP_ASSIGNMENT_VERSION = 9
+SKIP_ASSIGNMENT_SINCE = 9
 """From this version of JoinGroup on, the response to a static leader that restarted says that the leader must not
 assign the partitions again (KIP-814)."""
 
@@ -62,7 +62,7 @@ class JoinCall(NamedTuple):
         """Whether the answer must be only a member id. The client then joins again with this id (KIP-394)."""
         request = self.request
         has_identity = request.member_id != NO_MEMBER_ID or request.group_instance_id is not None
-        return self.version >= MEMBER_ID_REQUIRED_VERSION and not has_identity
+        return self.version >= MEMBER_ID_REQUIRED_SINCE and not has_identity
 
 
 class ClassicGroup(RebalancingGroup):
@@ -144,6 +144,7 @@ class ClassicGroup(RebalancingGroup):
         return out
 
     def _join_new(self, joining: JoinCall, protocols: Protocols, out: Decision, now: Moment) -> None:
+        """Handle the join of a client that has no member id yet."""
         instance_id = joining.request.group_instance_id
         if instance_id is not None:
             member_id = f"{instance_id}-{joining.fresh_uuid}"
@@ -154,7 +155,7 @@ class ClassicGroup(RebalancingGroup):
                 self._replace_static(self.members.by_id[old_member_id], member_id, joining, protocols, out, now)
             return
         member_id = f"{joining.client_id}-{joining.fresh_uuid}"
-        if joining.version < MEMBER_ID_REQUIRED_VERSION:
+        if joining.version < MEMBER_ID_REQUIRED_SINCE:
             self._add(member_id, joining, protocols, out, now)
         elif len(self.members.pending) >= PENDING_MEMBERS_MAX:
             refuse_join(joining.reply, NO_MEMBER_ID, ErrorCode.GROUP_MAX_SIZE_REACHED, out)
@@ -165,6 +166,7 @@ class ClassicGroup(RebalancingGroup):
             refuse_join(joining.reply, member_id, ErrorCode.MEMBER_ID_REQUIRED, out)
 
     def _add(self, member_id: str, joining: JoinCall, protocols: Protocols, out: Decision, now: Moment) -> None:
+        """Add a new member, park its join request, and begin or continue a rebalance."""
         self._forget_pending(member_id)
         request = joining.request
         if not self.members:
@@ -180,7 +182,7 @@ class ClassicGroup(RebalancingGroup):
             session=Deadline(self._expire_session, member_id),
         )
         member.is_new = True
-        self._joined_during_delay = self._is_first_rebalance
+        self._joined_during_delay = self._is_first_rebalance  # other rebalances have no delay
         self.members.add(member)
         self.members.park_join(member, joining.reply)
         # The client may have disconnected permanently. Without this deadline, its member would delay every rebalance.
@@ -232,7 +234,7 @@ class ClassicGroup(RebalancingGroup):
             self.members.unpark_join(member)
             out.records.append(self.record())
             is_leader = self.members.leader_id == member_id
-            if joining.version >= SKIP_ASSIGNMENT_VERSION:
+            if joining.version >= SKIP_ASSIGNMENT_SINCE:
                 out.reply(joining.reply, self._join_response(member, with_members=is_leader, skip_assignment=is_leader))
             else:
                 # The response contains the leader's id from before the change of ids. Thus the member does not consider
@@ -368,9 +370,9 @@ class ClassicGroup(RebalancingGroup):
         return responses
 
     def _remove_leaving(self, member_id: str, instance_id: str | None, out: Decision) -> ErrorCode:
-        if member_id == NO_MEMBER_ID:
+        if member_id == NO_MEMBER_ID and instance_id is not None:
             # An administrator that removes a static member knows only its group instance id.
-            member_id = self.members.static_ids.get(instance_id, NO_MEMBER_ID) if instance_id is not None else ""
+            member_id = self.members.static_ids.get(instance_id, NO_MEMBER_ID)
         if self._forget_pending(member_id):
             return ErrorCode.NONE
         try:

@@ -11,7 +11,7 @@ from tidelog.coordinator.consumer.heartbeats import HeartbeatCall
 from tidelog.coordinator.consumer.state import PROTOCOL_TYPE, ConsumerGroupState
 from tidelog.coordinator.consumer.topics import changed_names
 from tidelog.coordinator.deadlines import Deadlines
-from tidelog.coordinator.decision import Decision, Moment, Reply
+from tidelog.coordinator.decision import Decision, LoadOrder, Moment, Producer, Reply
 from tidelog.coordinator.group.classic import ClassicGroup, JoinCall
 from tidelog.coordinator.group.deletion import check_deletable, check_offsets_deletable, is_empty, is_subscribed
 from tidelog.coordinator.group.durable import DurableGroup, DurableGroups
@@ -39,8 +39,8 @@ from tidelog.wire.messages.heartbeat import HeartbeatRequest
 from tidelog.wire.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberResponse
 from tidelog.wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
-GROUP_MUST_EXIST_VERSION = 9
-"""From this version of OffsetCommit on, a commit with a generation gets GROUP_ID_NOT_FOUND if the group does not
+GROUP_MUST_EXIST_SINCE = 9
+"""The first version of OffsetCommit in which a commit with a generation gets GROUP_ID_NOT_FOUND if the group does not
 exist."""
 SWEEP_RECORDS_MAX = 500
 """Upper bound on the tombstones of offsets in one batch of a sweep or of `forget_topics`."""
@@ -63,6 +63,8 @@ class GroupListing(NamedTuple):
 class GroupCore:
     """The durable state of all groups, and the soft state of groups that have or recently had members."""
 
+    load_order = LoadOrder.LAST_OF_EACH_KEY
+
     def __init__(self, settings: GroupSettings, image_now: Callable[[], MetadataImage] = MetadataImage) -> None:
         self.settings = settings
         self.durable = DurableGroups()
@@ -81,13 +83,13 @@ class GroupCore:
         self.durable.replay(record, next_offset)
 
     def replay_pending(
-        self, record: AnyRecord, next_offset: int, producer_id: int, record_offset: int, *, is_superseded: bool
+        self, record: AnyRecord, next_offset: int, producer: Producer, record_offset: int, *, is_superseded: bool
     ) -> None:
         if isinstance(record, OffsetRecord):  # a transaction has no other records
-            self.durable.replay_pending(record, next_offset, producer_id, record_offset, is_superseded=is_superseded)
+            self.durable.replay_pending(record, next_offset, producer, record_offset, is_superseded=is_superseded)
 
-    def end_transaction(self, producer_id: int, next_offset: int, *, is_commit: bool) -> None:
-        self.durable.end_transaction(producer_id, next_offset, is_commit=is_commit)
+    def end_transaction(self, producer: Producer, next_offset: int, *, is_commit: bool) -> None:
+        self.durable.end_transaction(producer, next_offset, is_commit=is_commit)
 
     def loaded(self, now: Moment) -> Decision:
         """Restore the soft state after all records have been replayed: start new sessions, and rebalance groups that
@@ -113,10 +115,11 @@ class GroupCore:
     # Requests
 
     def consumer_heartbeat(self, beat: HeartbeatCall, now: Moment) -> Decision:
-        """Handle ConsumerGroupHeartbeat. The reply is a ConsumerGroupHeartbeatResponse. Raises ApiError."""
+        """Handle ConsumerGroupHeartbeat. The reply is called with a ConsumerGroupHeartbeatResponse. Raises ApiError."""
         return self.consumers.heartbeat(beat, now)
 
     def join(self, joining: JoinCall, now: Moment) -> Decision:
+        """Handle JoinGroup for a group of either protocol, or for a new group."""
         request = joining.request
         group_id = request.group_id
         durable = self.durable.by_id.get(group_id)
@@ -140,7 +143,7 @@ class GroupCore:
                 self.consumers.forget(group_id)
             if is_new:
                 out.records.append(_empty_group_record(group_id, now))
-        out.reply_offset = self.durable.next_offset(group_id)
+        out.awaited_offset = self.durable.next_offset(group_id)
         return out
 
     def sync(self, request: SyncGroupRequest, reply: Reply, now: Moment) -> Decision:
@@ -153,7 +156,7 @@ class GroupCore:
             out.reply(reply, SyncGroupResponse(error_code=ErrorCode.UNKNOWN_MEMBER_ID))
             return out
         out = group.sync(request, reply, now)
-        out.reply_offset = self.durable.next_offset(request.group_id)
+        out.awaited_offset = self.durable.next_offset(request.group_id)
         return out
 
     def heartbeat(self, request: HeartbeatRequest, now: Moment) -> ErrorCode:
@@ -182,13 +185,14 @@ class GroupCore:
         else:
             responses = group.leave(request, out, now)
         out.reply(reply, LeaveGroupResponse(members=responses))
-        out.reply_offset = self.durable.next_offset(request.group_id)
+        out.awaited_offset = self.durable.next_offset(request.group_id)
         return out
 
     def commit(
         self, commit: OffsetCommit, reply: Reply, now: Moment, prepared: PreparedCommit | None = None
     ) -> Decision:
-        """Commit offsets. The reply is one error code for each offset. Raises ApiError if the sender may not commit.
+        """Commit offsets. `reply` is called with one error code for each offset. Raises ApiError if the sender may not
+        commit.
 
         `prepared` contains the encoded records if they were encoded in advance, in several steps.
         """
@@ -198,7 +202,7 @@ class GroupCore:
         out = Decision()
         out.records, out.batch = list(prepared.records), prepared.batch
         if commit.is_transactional:
-            out.producer_id = commit.producer_id
+            out.producer = Producer(commit.producer_id, commit.producer_epoch)
         out.reply(reply, prepared.codes)
         return out
 
@@ -227,7 +231,7 @@ class GroupCore:
             if self._is_full():
                 raise self._too_many_groups()
         else:
-            if commit.version >= GROUP_MUST_EXIST_VERSION and not commit.is_transactional:
+            if commit.version >= GROUP_MUST_EXIST_SINCE and not commit.is_transactional:
                 raise GroupIdNotFound(f"group {commit.group_id!r} does not exist")
             raise IllegalGeneration
 
@@ -246,11 +250,11 @@ class GroupCore:
         is_last = next(remaining, None) is None
         if is_last:
             self._delete_group(group_id, durable, group, out, now)
-        out.reply_offset = self.durable.next_offset(group_id)
+        out.awaited_offset = self.durable.next_offset(group_id)
         return out, is_last
 
     def delete_offsets(self, group_id: str, offsets: Sequence[tuple[str, int]], reply: Reply, now: Moment) -> Decision:
-        """Delete committed offsets. The reply is one error code for each (topic, partition).
+        """Delete committed offsets. `reply` is called with one error code for each (topic, partition).
 
         Raises ApiError if the whole request is refused.
         """
@@ -274,7 +278,7 @@ class GroupCore:
             ):
                 out.records.append(OffsetRecord(group_id, topic, partition, None))
         out.reply(reply, codes)
-        out.reply_offset = self.durable.next_offset(group_id)
+        out.awaited_offset = self.durable.next_offset(group_id)
         return out
 
     def group_for_fetch(
@@ -408,7 +412,9 @@ class GroupCore:
         yield from _in_batches(tombstones)
 
     def _retain_simple_group(self, group_id: str, durable: DurableGroup | None, now: Moment) -> None:
-        """Ensure that a simple consumer's group exists until the next sweep, even if no record of it remains."""
+        """Ensure that the group of a simple consumer (see `DurableGroup.metadata`) exists until the next sweep, even if
+        no record of it remains.
+        """
         if durable is not None and durable.metadata is None and durable.consumer is None:
             self.groups.setdefault(group_id, ClassicGroup(group_id, self.settings, self.deadlines, now))
 

@@ -5,6 +5,7 @@ Only `replay` changes the state, during a load as well as in live operation.
 
 from tidelog.coordinator.consumer.records import ConsumerRecord
 from tidelog.coordinator.consumer.state import ConsumerGroup
+from tidelog.coordinator.decision import Producer
 from tidelog.coordinator.group.pending_offsets import OffsetKey, PendingOffsets
 from tidelog.coordinator.group.records import AnyRecord, OffsetRecord
 from tidelog.wire.messages.group_records import GroupMetadataValue, OffsetCommitValue
@@ -89,7 +90,7 @@ class DurableGroups:
         self,
         record: OffsetRecord,
         next_offset: int,
-        producer_id: int,
+        producer: Producer,
         record_offset: int,
         *,
         is_superseded: bool = False,
@@ -101,11 +102,11 @@ class DurableGroups:
             group = self.by_id[record.group] = DurableGroup()
         group.next_offset = next_offset
         key = OffsetKey(record.group, record.topic, record.partition)
-        self.pending.add(producer_id, key, record.value, record_offset, is_superseded=is_superseded)
+        self.pending.add(producer.producer_id, key, record.value, record_offset, is_superseded=is_superseded)
 
-    def end_transaction(self, producer_id: int, next_offset: int, *, is_commit: bool) -> None:
+    def end_transaction(self, producer: Producer, next_offset: int, *, is_commit: bool) -> None:
         """Commit or drop the pending offsets of a producer."""
-        for key, pending in self.pending.end(producer_id):
+        for key, pending in self.pending.end(producer.producer_id):
             group = self.by_id[key.group]
             group.next_offset = next_offset
             if is_commit and not pending.is_superseded:

@@ -16,8 +16,8 @@ from tidelog.wire.messages.group_records import OffsetCommitValue
 from tidelog.wire.primitives import NO_UUID
 from tidelog.wire.records import Record, encode_batch
 
-TOPIC_IDS_VERSION = 10
-"""From this version of OffsetCommit on, requests name topics by id."""
+TOPIC_IDS_SINCE = 10
+"""The first version of OffsetCommit whose requests name topics by id."""
 CONSUMER_PROTOCOL_TYPE = "consumer"
 BATCH_OVERHEAD_BYTES = 128
 RECORD_OVERHEAD_BYTES = 32
@@ -84,7 +84,7 @@ def prepare_commit(
     If `topics` is given, an offset is refused with an unknown topic error unless `topics` contains its topic with the
     same id.
     """
-    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if commit.version < TOPIC_IDS_VERSION else ErrorCode.UNKNOWN_TOPIC_ID
+    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if commit.version < TOPIC_IDS_SINCE else ErrorCode.UNKNOWN_TOPIC_ID
     records: list[OffsetRecord] = []
     encoded: list[Record] = []
     codes: list[ErrorCode] = []

@@ -176,7 +176,7 @@ class RebalancingGroup:
         for member in [m for m in self.members if m.join_reply is None and m.instance_id is None]:
             self._remove_timed_out(member, Timer.JOIN.value, out)
         if self.members and not self.members.elect_joined_leader():
-            # Only static members remain, and none has joined: wait until a member joins, or all these sessions end.
+            # Only static members remain, and none has joined: wait until one joins, or their sessions end.
             self._deadlines.set(self._join_end, now.monotonic_ms + self.members.rebalance_timeout_ms)
             return
         self.generation += 1

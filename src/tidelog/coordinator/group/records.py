@@ -12,7 +12,9 @@ from tidelog.wire.messages.group_records import GroupMetadataKey, GroupMetadataV
 from tidelog.wire.primitives import MalformedMessage
 
 _TYPE = Struct(">h")
+"""The form of a key's type and of a value's version."""
 OFFSET_COMMIT_LEGACY_TYPE = 0
+"""Only old versions of Kafka wrote this type. It is decoded like OFFSET_COMMIT_TYPE."""
 OFFSET_COMMIT_TYPE = 1
 GROUP_METADATA_TYPE = 2
 

@@ -9,7 +9,7 @@ COMPLETE_ABORT allows the next transaction. A coordinator that is loaded again b
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from tidelog.coordinator.decision import Decision, Moment, Reply
+from tidelog.coordinator.decision import Decision, LoadOrder, Moment, Producer, Reply
 from tidelog.coordinator.transaction.markers import MarkersToWrite
 from tidelog.coordinator.transaction.records import (
     Partition,
@@ -19,9 +19,14 @@ from tidelog.coordinator.transaction.records import (
     decode_record,
     size_of,
 )
-from tidelog.coordinator.transaction.settings import BYTES_MAX, TRANSACTIONAL_IDS_MAX, TransactionSettings
+from tidelog.coordinator.transaction.settings import (
+    BROKER_BYTES_MAX,
+    BYTES_MAX,
+    TRANSACTIONAL_IDS_MAX,
+    TransactionMemory,
+    TransactionSettings,
+)
 from tidelog.coordinator.transaction.transitions import (
-    Producer,
     add_partitions,
     check_expected,
     check_producer,
@@ -51,10 +56,12 @@ class InitCall(NamedTuple):
 class _Entry:
     """One transactional id."""
 
-    __slots__ = ("next_offset", "state", "unwritten")
+    __slots__ = ("next_offset", "open_since_ms", "state", "unwritten")
 
     def __init__(self, state: Transaction, next_offset: int) -> None:
         self.state = state
+        self.open_since_ms: int | None = None
+        """Monotonic time at which a sweep first found the transaction open; None if no sweep has found it so far."""
         self.next_offset = next_offset
         """Exclusive end of the log that `state` reflects."""
         self.unwritten: set[Partition] = set()
@@ -62,15 +69,24 @@ class _Entry:
 
 
 class TransactionCore:
-    """The transactions of one partition. `level_now` returns the finalized level of transaction.version."""
+    """The transactions of one partition. `level_now` returns the finalized level of transaction.version. `memory` is
+    shared by all cores of a broker.
+    """
 
-    def __init__(self, settings: TransactionSettings, level_now: Callable[[], int]) -> None:
+    load_order = LoadOrder.LAST_OF_EACH_KEY
+
+    def __init__(
+        self, settings: TransactionSettings, level_now: Callable[[], int], memory: TransactionMemory | None = None
+    ) -> None:
         self._settings = settings
         self._level_now = level_now
         self._entries: dict[str, _Entry] = {}
         self._last_removal_offset = 0
         self._bytes = 0
         """Sum of `size_of` all entries."""
+        self._memory = memory or TransactionMemory()
+        self._is_in_use = False
+        """Whether `_memory` includes this core: from the end of its load until it is dropped."""
 
     # Durable state
 
@@ -84,27 +100,37 @@ class TransactionCore:
             removed = self._entries.pop(record.transactional_id, None)
             if removed is not None:
                 self._last_removal_offset = next_offset
-                self._bytes -= size_of(record.transactional_id, removed.state)
+                self._grow(-size_of(record.transactional_id, removed.state))
             return
         entry = self._entries.get(record.transactional_id)
         if entry is None:
             entry = self._entries[record.transactional_id] = _Entry(state, next_offset)
         else:
-            self._bytes -= size_of(record.transactional_id, entry.state)
-        self._bytes += size_of(record.transactional_id, state)
+            self._grow(-size_of(record.transactional_id, entry.state))
+        self._grow(size_of(record.transactional_id, state))
         entry.state, entry.next_offset = state, next_offset
+        if state.status is not Status.ONGOING:
+            entry.open_since_ms = None
         entry.unwritten = set(state.partitions) if state.status.is_prepared else set()
 
     def replay_pending(
-        self, record: TransactionRecord, next_offset: int, producer_id: int, record_offset: int, *, is_superseded: bool
+        self,
+        record: TransactionRecord,
+        next_offset: int,
+        producer: Producer,
+        record_offset: int,
+        *,
+        is_superseded: bool,
     ) -> None:
         """Ignore the record: no transaction writes to this topic."""
 
-    def end_transaction(self, producer_id: int, next_offset: int, *, is_commit: bool) -> None:
+    def end_transaction(self, producer: Producer, next_offset: int, *, is_commit: bool) -> None:
         """Ignore the marker, for the same reason."""
 
     def loaded(self, now: Moment) -> Decision:
         """Continue the transactions whose end was decided before the load."""
+        self._is_in_use = True
+        self._memory.size_bytes += self._bytes
         out = Decision()
         out.effects += [
             _markers(transactional_id, entry.state)
@@ -115,6 +141,9 @@ class TransactionCore:
 
     def abandon(self) -> list[Reply]:
         """Return the replies of requests that wait for a later decision: there are none."""
+        if self._is_in_use:
+            self._is_in_use = False
+            self._memory.size_bytes -= self._bytes
         return []
 
     # Requests. An error that depends on the state is a reply like any other: it is sent when the state is committed.
@@ -124,14 +153,16 @@ class TransactionCore:
         return is_rotation_due(self._state(transactional_id), expected)
 
     def initialize(self, call: InitCall, reply: Reply, now: Moment) -> Decision:
-        """Handle InitProducerId. The reply is a Producer.
+        """Handle InitProducerId. On success, `reply` is called with a Producer.
 
         Raises CoordinatorNotAvailable if there are too many ids, or if all transactions together use too much memory.
         """
         state = self._state(call.transactional_id)
         if state is None:
             if len(self._entries) >= TRANSACTIONAL_IDS_MAX:
-                raise CoordinatorNotAvailable(f"this coordinator has {TRANSACTIONAL_IDS_MAX} transactional ids already")
+                raise CoordinatorNotAvailable(
+                    f"this coordinator has {TRANSACTIONAL_IDS_MAX} transactional ids, which is the limit"
+                )
             self._check_memory()
         out = self._decision(call.transactional_id)
         try:
@@ -156,7 +187,8 @@ class TransactionCore:
         reply: Reply,
         now: Moment,
     ) -> Decision:
-        """Add partitions to the producer's transaction, and begin one if it has none. The reply is None.
+        """Add partitions to the producer's transaction, and begin one if it has none. On success, `reply` is called
+        with None.
 
         Raises CoordinatorNotAvailable if all transactions together use too much memory.
         """
@@ -175,7 +207,8 @@ class TransactionCore:
     def verify_partitions(
         self, transactional_id: str, producer: Producer, partitions: Iterable[Partition], reply: Reply
     ) -> Decision:
-        """Say which partitions belong to the producer's transaction. The reply is one error code for each partition.
+        """Find out which partitions belong to the producer's transaction. On success, `reply` is called with one error
+        code for each partition.
 
         The question comes from the leader of a partition that has received records or offsets for the transaction
         (KIP-890).
@@ -208,8 +241,8 @@ class TransactionCore:
         reply: Reply,
         now: Moment,
     ) -> Decision:
-        """Handle EndTxn. The reply is the Producer with which the client continues: with version 2, it has the next
-        epoch, and perhaps the producer id `next_id`.
+        """Handle EndTxn. On success, `reply` is called with the Producer with which the client continues. With version
+        2, this Producer has the next epoch, and perhaps the producer id `next_id`.
         """
         out = self._decision(transactional_id)
         state = self._state(transactional_id)
@@ -278,19 +311,26 @@ class TransactionCore:
     def abort_timed_out(self, transactional_ids: Iterable[str], now: Moment) -> Iterator[Decision]:
         """For each of these ids whose transaction is open for longer than its transaction.timeout.ms, yield the
         decision to abort it.
+
+        The age follows from the wall clock. If this clock was set back, a transaction would be open for that much
+        longer, and so would its consumers wait. So the time since an earlier sweep counts, too.
         """
         for transactional_id in transactional_ids:
-            state = self._state(transactional_id)
-            if state is None:
+            entry = self._entries.get(transactional_id)
+            if entry is None or entry.state.status is not Status.ONGOING:
                 continue
-            if state.status is Status.ONGOING and now.wall_ms - state.started_ms > state.timeout_ms:
+            state = entry.state
+            if entry.open_since_ms is None:
+                entry.open_since_ms = now.monotonic_ms
+            age_ms = max(now.wall_ms - state.started_ms, now.monotonic_ms - entry.open_since_ms)
+            if age_ms > state.timeout_ms:
                 out = Decision()
                 self._fence(transactional_id, state, out, now)
                 out.log(
                     "transaction timed out and is aborted transactional_id=%s producer_id=%d age_ms=%d timeout_ms=%d",
                     transactional_id,
                     state.producer_id,
-                    now.wall_ms - state.started_ms,
+                    age_ms,
                     state.timeout_ms,
                 )
                 yield out
@@ -316,12 +356,23 @@ class TransactionCore:
         """Return an empty decision whose replies wait until the present state of the transactional id is committed."""
         out = Decision()
         entry = self._entries.get(transactional_id)
-        out.reply_offset = self._last_removal_offset if entry is None else entry.next_offset
+        out.awaited_offset = self._last_removal_offset if entry is None else entry.next_offset
         return out
 
     def _check_memory(self) -> None:
         if self._bytes >= BYTES_MAX:
-            raise CoordinatorNotAvailable(f"the transactions of this coordinator have {BYTES_MAX} bytes already")
+            raise CoordinatorNotAvailable(
+                f"the transactions of this coordinator use {BYTES_MAX} bytes, which is the limit"
+            )
+        if self._memory.size_bytes >= BROKER_BYTES_MAX:
+            raise CoordinatorNotAvailable(
+                f"the transactions of this broker use {BROKER_BYTES_MAX} bytes, which is the limit"
+            )
+
+    def _grow(self, size_bytes: int) -> None:
+        self._bytes += size_bytes
+        if self._is_in_use:
+            self._memory.size_bytes += size_bytes
 
     def _change(self, transactional_id: str, after: Transaction, out: Decision) -> None:
         out.records.append(TransactionRecord(transactional_id, after, self._level_now()))

@@ -42,9 +42,9 @@ class Status(IntEnum):
     COMPLETE_COMMIT = 4
     COMPLETE_ABORT = 5
     DEAD = 6
-    """Not used here: Kafka has it in memory while a transactional id expires."""
+    """Tidelog does not use this state. Kafka has it in memory while a transactional id expires."""
     PREPARE_EPOCH_FENCE = 7
-    """Not used here: Kafka has it in memory before PREPARE_ABORT."""
+    """Tidelog does not use this state. Kafka has it in memory before PREPARE_ABORT."""
 
     @property
     def text(self) -> str:

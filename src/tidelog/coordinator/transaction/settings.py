@@ -10,6 +10,18 @@ PARTITIONS_MAX = 10_000
 BYTES_MAX = 256 << 20
 """Maximum size of all transactions in one partition of `__transaction_state`, in bytes, as `size_of` estimates
 them. Beyond it, new transactional ids and more partitions are refused."""
+BROKER_BYTES_MAX = 1 << 30
+"""Maximum size of all transactions of a broker, estimated in the same way. A client with random ids reaches every
+partition, so without this limit it could fill BYTES_MAX as often as there are partitions."""
+
+
+class TransactionMemory:
+    """The size of all transactions of a broker. Its coordinators share this object."""
+
+    __slots__ = ("size_bytes",)
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
 
 
 class TransactionSettings(NamedTuple):

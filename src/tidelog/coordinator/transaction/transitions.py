@@ -17,9 +17,8 @@ repeated request follows from the state alone.
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
-from tidelog.coordinator.decision import Moment
+from tidelog.coordinator.decision import Moment, Producer
 from tidelog.coordinator.transaction.records import (
     EPOCH_MAX,
     NO_EPOCH,
@@ -33,14 +32,6 @@ from tidelog.coordinator.transaction.records import (
 )
 from tidelog.coordinator.transaction.settings import PARTITIONS_MAX
 from tidelog.wire.errors import ApiError, ErrorCode
-
-
-class Producer(NamedTuple):
-    """A producer id and an epoch, as a request states them or an answer returns them."""
-
-    producer_id: int
-    epoch: int
-
 
 NO_PRODUCER = Producer(NO_PRODUCER_ID, NO_EPOCH)
 
@@ -137,8 +128,8 @@ def add_partitions(
     Raises INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED, CONCURRENT_TRANSACTIONS or INVALID_REQUEST.
     """
     if state is not None and state.status.is_prepared:
-        # This comes before any check of the producer, as in Kafka 4.3: if the epochs are used up, the client has
-        # another producer id since the answer to EndTxn, but the state gets it only when the markers are written.
+        # This comes before any check of the producer, as in Kafka 4.3. If the epochs are used up, the answer to EndTxn
+        # gives the client another producer id. But the state gets this id only when the markers are written.
         raise _concurrent()
     state = check_producer(state, producer)
     after = state.partitions.union(partitions)
@@ -192,6 +183,7 @@ def end(
 
 
 def _end_with_v1(state: Transaction, producer: Producer, *, commit: bool, now: Moment) -> Transaction | None:
+    """Return the next state for EndTxn with an older version than V2."""
     if state.producer_id != producer.producer_id:
         raise _unknown_producer(producer)
     if state.producer_epoch != producer.epoch:
@@ -212,6 +204,7 @@ def _end_with_v1(state: Transaction, producer: Producer, *, commit: bool, now: M
 def _end_with_v2(
     state: Transaction, producer: Producer, *, commit: bool, next_id: int | None, now: Moment
 ) -> Transaction | None:
+    """Return the next state for EndTxn with version 2. See the table in the docstring of this module."""
     is_repeated_with_old_id = (
         state.previous_producer_id == producer.producer_id
         and producer.epoch == EPOCH_MAX - 1
@@ -236,7 +229,7 @@ def _end_with_v2(
             raise _wrong_state(state, commit=commit)
         if state.status.is_prepared or state.producer_epoch < EPOCH_MAX:
             return None
-        # The coordinator has aborted the transaction of the last epoch itself. The client must not get the epoch of the
+        # The coordinator itself has aborted the transaction of the last epoch. The client must not get the epoch of the
         # fence (see `is_rotation_due`), so this is an abort without a transaction, which gives it another producer id.
     if commit and state.status is not Status.ONGOING:
         raise _wrong_state(state, commit=commit)

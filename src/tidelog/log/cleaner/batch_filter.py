@@ -64,6 +64,7 @@ class BatchFilter:
         now_ms: int,
         delete_retention_ms: int,
     ) -> None:
+        """For `producers` and `end_offset`, see `CleanJob`."""
         self._map = offset_map
         self._transactions = transactions
         self._producers = producers
@@ -139,7 +140,7 @@ class BatchFilter:
             last_data_offset, epoch = producer
             if last_data_offset >= 0:
                 is_last_of_producer = last_offset == last_data_offset
-            else:
+            else:  # the producer has no batch with records: the marker of its last epoch is kept
                 is_last_of_producer = bool(fields[ATTRIBUTES] & CONTROL_BIT) and fields[PRODUCER_EPOCH] == epoch
         if is_last_of_producer or last_offset + 1 == self._end_offset:
             return FilterResult(empty_batch(fields), fields[COUNT], 0)

@@ -66,8 +66,8 @@ class CleanJob(NamedTuple):
 
 
 class GroupReport(NamedTuple):
-    """Report that the segments with these base offsets were written as one segment. Its `.cleaned` files are
-    durable.
+    """Report that the segments with these base offsets were written as one new segment. The `.cleaned` files of the new
+    segment are durable.
     """
 
     base_offsets: list[int]
@@ -84,7 +84,9 @@ class GroupReport(NamedTuple):
 
 
 class SuccessReport(NamedTuple):
-    """Final report of a successful pass: the log is clean below `end_offset`."""
+    """Final report of a successful pass: the log is clean below `end_offset`. `keys` is the number of different keys in
+    the part that was dirty.
+    """
 
     end_offset: int
     keys: int

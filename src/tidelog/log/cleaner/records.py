@@ -52,7 +52,9 @@ positions are in the decompressed records of the batch."""
 
 _CRC = Struct(">I")
 _CRC_AT = 17
+"""Position of the CRC in a batch."""
 _CRC_FROM = 21
+"""Position of the first byte that the CRC covers. The CRC covers all bytes from there to the end of the batch."""
 
 
 def delete_horizon(fields: Fields) -> int | None:

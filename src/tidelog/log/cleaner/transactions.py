@@ -9,9 +9,8 @@ from heapq import heapify, heappop
 from typing import TYPE_CHECKING
 
 from tidelog.log.batch_scan import ATTRIBUTES, BASE_OFFSET, COUNT, LAST_OFFSET_DELTA, PRODUCER_ID, Fields
-from tidelog.log.producer_state import ABORT, COMMIT
 from tidelog.log.replay import end_marker
-from tidelog.wire.batches import TRANSACTIONAL_BIT
+from tidelog.wire.batches import ABORT, COMMIT, TRANSACTIONAL_BIT
 
 if TYPE_CHECKING:
     from tidelog.log.transaction_index import AbortedTransaction
@@ -78,6 +77,7 @@ class Transactions:
         return False
 
     def _begin(self, last_offset: int) -> None:
+        """Note the aborted transactions that begin at or before `last_offset`."""
         upcoming = self._upcoming
         while upcoming and upcoming[0][0] <= last_offset:
             aborted = heappop(upcoming)[2]

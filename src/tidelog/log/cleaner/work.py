@@ -103,12 +103,17 @@ class _Pass:
     def _build_map(self) -> None:
         """Read the records of every dirty segment into the map. If not all of them fit into it, read as many as fit."""
         job = self._job
-        transactions = Transactions(self._aborted)
         segments = job.segments
+        transactions: Transactions | None = None
         for index, facts in enumerate(segments):
             next_offset = segments[index + 1].base_offset if index + 1 < len(segments) else job.end_offset
             if next_offset <= job.first_dirty_offset:
                 continue
+            if transactions is None:
+                # Markers before this segment are not read. With their transactions, later records of the same producers
+                # would count as aborted, and old records that they replace, also deleted ones, would remain.
+                first_offset = facts.base_offset
+                transactions = Transactions([entry for entry in self._aborted if entry.last_offset >= first_offset])
             if not self._map_segment(facts.base_offset, facts.size, transactions):
                 return
             self._map.mark_covered(next_offset - 1)
@@ -236,7 +241,7 @@ def _checked_batches(
     file = disk.open(f"{directory}/{file_name(base_offset, '.log')}")
     try:
         for position, batch, fields in batches(file, 0, size, base_offset):
-            if crc32c(batch[21:]) != fields[CRC]:
+            if crc32c(batch[21:]) != fields[CRC]:  # the CRC covers all bytes after its own field
                 raise CorruptLog(file.path, position, f"the batch's CRC-32C is not the stated {fields[CRC]:#010x}")
             yield file.path, position, batch, fields
     finally:

@@ -2,7 +2,8 @@
 
 The executors write Parquet files. The driver commits them with deltalake, once for each micro-batch: the commit
 contains the identifier of the query and the number of the micro-batch as a `txn` action of Delta's protocol. Before it
-writes, and again if another writer's commit came first, the driver compares this number with the table's.
+writes, and again if another writer's commit came first, the driver compares this number with the newest number in the
+table.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -56,15 +56,18 @@ def widened(rows: "DataFrame", table: "DeltaTable", sink: str) -> "DataFrame":
     types = {column.name: spark_type(column) for column in table.schema().fields}
     casts: dict[str, str] = {}
     for column in rows.schema:
-        has, wants = column.dataType.simpleString(), types.get(column.name)
-        if column.name != DELETED and wants is not None and wants != has and wants in WIDER.get(has, ()):
-            casts[column.name] = wants
-        elif column.name != DELETED and wants is not None and is_simple(wants) and is_simple(has) and wants != has:
+        row_type, table_type = column.dataType.simpleString(), types.get(column.name)
+        if column.name == DELETED or table_type is None or table_type == row_type:
+            continue
+        if table_type in WIDER.get(row_type, ()):
+            casts[column.name] = table_type
+        elif is_simple(table_type) and is_simple(row_type):
             raise PipelineError(
-                f"{sink}: column {column.name} is {wants} in the table and {has} in the rows: cast it in the pipeline"
+                f"{sink}: column {column.name} is {table_type} in the table and {row_type} in the rows: cast it in the"
+                " pipeline"
             )
-    for name, wants in casts.items():
-        rows = rows.withColumn(name, rows[name].cast(wants))
+    for name, table_type in casts.items():
+        rows = rows.withColumn(name, rows[name].cast(table_type))
     return rows
 
 

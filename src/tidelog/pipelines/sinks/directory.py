@@ -1,7 +1,7 @@
 """Adds the files of each micro-batch to a directory exactly once, for every reader that lists the directory.
 
-1. The executors write files into `_tidelog/staged/...`, with names that end with `.staged`: no reader takes them for
-   data.
+1. The executors write files into `_tidelog/staged/...`, with names that end with `.staged`, so that no reader reads
+   them as data.
 2. The driver decides: it creates `_tidelog/<query>/<batch>.json`, the manifest, with the list of these files and of
    their names in the directory. Only one process can create it; another one uses the manifest that exists.
 3. The driver renames the files. The names contain the query and the micro-batch.

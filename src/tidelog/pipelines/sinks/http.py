@@ -88,15 +88,15 @@ class Request:
         return f"{parts.scheme}://{host}{parts.path}"
 
     def send(self, url: str, method: str, body: bytes | None, headers: Mapping[str, str]) -> bytes:
-        """Send one request, repeat it after failures that may pass, and return the answer.
+        """Send one request, repeat it after failures that may be temporary, and return the answer.
 
         Raises PipelineError with the last failure.
         """
         limits = Limits(self.attempts, self.timeout_s, ANSWER_BYTES_MAX, FIRST_PAUSE_S, BACKOFF_MAX_S)
-        every = dict(self.headers) | dict(headers)
+        all_headers = dict(self.headers) | dict(headers)
         repeated = (STILL_RUNS,) if IDEMPOTENCY_KEY in headers else ()
         try:
-            return send(url, limits, method=method, body=body, headers=every, also_repeated=repeated)
+            return send(url, limits, method=method, body=body, headers=all_headers, also_repeated=repeated)
         except RequestFailed as error:
             raise PipelineError(
                 f"http {self.shown_url}: {method} failed after {error.attempts} attempts: {error}"

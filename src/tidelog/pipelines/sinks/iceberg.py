@@ -26,7 +26,7 @@ QUERY_PROPERTY = "tidelog.query"
 """Property of a snapshot: identifier of the query that made it."""
 BATCH_PROPERTY = "tidelog.batch"
 """Property of a snapshot: number of its micro-batch. The table has a property with this name, a dot and a hash of the
-query's identifier: the number of the query's last micro-batch. It remains when snapshots expire."""
+query's identifier: the number of the query's last micro-batch. The table's property remains when snapshots expire."""
 
 
 def iceberg(
@@ -163,8 +163,8 @@ class OpenedIceberg:
             table = self._catalog.load_table(self._sink.name)
         except NoSuchTableError:
             return None
-        # By default, pyiceberg repeats a commit after a conflict without comparing the number of the micro-batch. This
-        # setting prevents it. It changes only the copy of the properties in memory.
+        # By default, pyiceberg repeats a commit after a conflict without comparing the number of the micro-batch. With
+        # this setting, it does not repeat a commit. Only the copy of the properties in memory is changed.
         table.metadata.properties["commit.retry.num-retries"] = "0"
         return table
 
@@ -175,7 +175,7 @@ class OpenedIceberg:
         schema = stored_schema(rows, self._sink.describe())
         if table is None:
             check_partition_columns(rows, self._sink.partition_by, self._sink.describe())
-            table = self._created(schema)
+            table = self._create(schema)
         existing = {field.name: field for field in table.schema().fields}
         added = [field for field in schema if field.name not in existing]
         if added and not self._sink.evolve:
@@ -188,7 +188,7 @@ class OpenedIceberg:
             raise self._error(f"the columns of the rows do not fit the table: {error}") from error
         return table
 
-    def _created(self, schema: Any) -> "Table":
+    def _create(self, schema: Any) -> "Table":
         from pyiceberg.exceptions import TableAlreadyExistsError
         from pyiceberg.partitioning import PartitionSpec
 

@@ -51,7 +51,7 @@ def sql(
 
     As a source of a stream: `incrementing` names a column whose values grow with each new row, or `timestamp` a column
     with the time of the last change of a row. A row is read when its timestamp is older than `delay`. A micro-batch has
-    at most `rows_per_batch` rows, or more if they have the value of its last row.
+    at most `rows_per_batch` rows, or more if further rows have the same value as its last row.
 
     `options` are arguments of SQLAlchemy's `create_engine`.
     """
@@ -230,14 +230,14 @@ class OpenedSql:
 
     def _prepared(self, rows: "DataFrame") -> "Table":
         """Return the table. Create it with the columns of the rows if it does not exist."""
-        from tidelog.pipelines.sinks.sql_types import check_table, created_table, existing_table
+        from tidelog.pipelines.sinks.sql_types import check_table, create_table, existing_table
 
         if self._table is None:
             stored = rows.drop(DELETED).schema
             key = self._sink.keyed.key if self._sink.keyed else ()
             table = existing_table(self._engine, self._sink.table)
             if table is None:
-                created_table(self._engine, self._sink.table, stored, key)
+                create_table(self._engine, self._sink.table, stored, key)
                 table = existing_table(self._engine, self._sink.table)
                 assert table is not None
             check_table(self._engine, table, stored, key, self._sink.describe())

@@ -69,7 +69,7 @@ def column_type(column: "StructField", dialect: str, is_key: bool, collation: st
     return simple[name]
 
 
-def created_table(engine: "Engine", name: str, columns: "StructType", key: Sequence[str]) -> None:
+def create_table(engine: "Engine", name: str, columns: "StructType", key: Sequence[str]) -> None:
     """Create the table, unless another process creates it at the same time."""
     import sqlalchemy as sa
     from sqlalchemy.exc import OperationalError, ProgrammingError
@@ -191,7 +191,7 @@ def _converter(data_type: "DataType", is_json: bool, dialect: str) -> Callable[[
     if name == "binary":
         return lambda value: None if value is None else bytes(value)
     if name == "timestamp":
-        # Times in PySpark's rows are local times of the driver, without a time zone. `astimezone` reads them so.
+        # Times in PySpark's rows are local times of the driver, without a time zone, as `astimezone` assumes.
         if dialect == "postgresql":
             return lambda value: None if value is None else value.astimezone(UTC)
         return lambda value: None if value is None else value.astimezone(UTC).replace(tzinfo=None)

@@ -41,7 +41,7 @@ class DeltaStore:
 
     url: str
     options: tuple[tuple[str, str], ...] = field(repr=False)
-    """They may contain secrets."""
+    """Options of the object store, as pairs. They may contain secrets."""
 
     @contextmanager
     def create(self, path: str) -> Iterator[Any]:
@@ -59,7 +59,7 @@ class IcebergStore:
 
     location: str
     properties: tuple[tuple[str, str], ...] = field(repr=False)
-    """They may contain secrets."""
+    """Properties of the catalog, as pairs. They may contain secrets."""
 
     @contextmanager
     def create(self, path: str) -> Iterator[Any]:

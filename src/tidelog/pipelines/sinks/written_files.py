@@ -104,7 +104,7 @@ def write_task(batches: "Iterator[pa.RecordBatch]", store: Store, layout: Layout
     files: list[WrittenFile] = []
     writers: dict[tuple[str | None, ...], _FileWriter] = {}
     with ExitStack() as on_error:
-        on_error.callback(abandon, writers)
+        on_error.callback(abandon, writers)  # without an error, no writer is left at the end of the block
         for batch in batches:
             for partition, rows in split(pa.Table.from_batches([in_utc(batch)]), layout.partition_by):
                 # A partition with new rows moves to the end, so the first one has not had rows for the longest time.
@@ -168,7 +168,7 @@ class _FileWriter:
     def abandon(self) -> None:
         """Close the file without making it complete. Nothing refers to it."""
         with ExitStack() as quiet:
-            quiet.push(lambda *_: True)
+            quiet.push(lambda *_: True)  # suppresses every error of the close
             self._stack.__exit__(InterruptedError, InterruptedError("the task failed"), None)
 
     def _flush(self) -> None:

@@ -170,7 +170,7 @@ class DeltaReader(DataSourceReader):
 
 
 class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads what is appended to a table."""
+    """Reads the rows that are appended to a table."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         from tidelog.pipelines.sinks.arrow_types import arrow_schema

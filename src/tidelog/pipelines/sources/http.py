@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 NO_PAGE: dict[str, Any] = {"cursor": None, "known": 0, "records_before": 0, "records": []}
-"""What would be stored as the page before the first one. `cursor` and `known` say where the next page begins: the page
-at `cursor` begins with `known` records that are stored already. `records_before` is the number of records of the pages
-before this one."""
+"""Used as the stored page before the first one. In a stored page, `cursor` and `known` say where the next page begins:
+the page at `cursor` begins with `known` records that are stored already. `records_before` is the number of records of
+the pages before this one."""
 PAGES_MAX = 100
 """Upper bound on the pages of one micro-batch."""
 
@@ -101,17 +101,18 @@ class Endpoint:
         if not isinstance(records, list):
             where = f"the field {paging.records} of the answer" if paging.records else "the answer"
             raise PipelineError(f"{place}: {where} is not a list: name the list in http(..., records='...')")
-        following = None
+        next_cursor = None
         if paging.cursor is not None:
-            following = nested(answer, paging.cursor)
+            next_cursor = nested(answer, paging.cursor)
         elif paging.cursor_field is not None and records:
-            following = nested(records[-1], paging.cursor_field)
-            if following is None:
+            next_cursor = nested(records[-1], paging.cursor_field)
+            if next_cursor is None:
                 raise PipelineError(f"{place}: the last record has no field {paging.cursor_field}")
-        return Page([json.dumps(record, ensure_ascii=False) for record in records], following)
+        return Page([json.dumps(record, ensure_ascii=False) for record in records], next_cursor)
 
 
 def nested(value: Any, path: str) -> Any:
+    """Return the field at a path such as `data.next`; None if there is no such field."""
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None
     return value

@@ -104,9 +104,9 @@ class TableReader:
         self.name = options["table"]
         self._limit = int(options.get("rowsMax", 0)) or None
         arguments = json.loads(options["secretOptions"])
-        sink = Sql(options["secretUrl"], self.name, None, None, None, "", 0, arguments)
-        self.engine: Engine = sink.engine()
-        with sink.errors(self.engine):
+        database = Sql(options["secretUrl"], self.name, None, None, None, "", 0, arguments)
+        self.engine: Engine = database.engine()
+        with database.errors(self.engine):
             table = existing_table(self.engine, self.name)
         if table is None:
             raise PipelineError(f"sql {self.name}: the database has no such table")
@@ -240,8 +240,8 @@ class SqlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = start["value"] if start else self._begin_value()
         end = self._table().end_of_rows(begin, self._rows_max, self._before())
         if end is not None and self._has_target:
-            values = self._table()
-            if self._target is None or values.value(end) > values.value(self._target):
+            table = self._table()
+            if self._target is None or table.value(end) > table.value(self._target):
                 end = self._target
         if end is None or (begin is not None and end == begin):
             return start or {"begin": begin, "value": begin}

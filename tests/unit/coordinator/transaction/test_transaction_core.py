@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from tidelog.coordinator.decision import Decision, Moment
+from tidelog.coordinator.decision import Decision, Moment, Producer
 from tidelog.coordinator.transaction.core import InitCall, TransactionCore
 from tidelog.coordinator.transaction.markers import MarkersToWrite
 from tidelog.coordinator.transaction.records import EPOCH_MAX, NO_EPOCH, Status, TransactionRecord, decode_record
-from tidelog.coordinator.transaction.settings import TransactionSettings
-from tidelog.coordinator.transaction.transitions import NO_PRODUCER, Producer
-from tidelog.wire.errors import ApiError, ErrorCode
+from tidelog.coordinator.transaction.settings import TransactionMemory, TransactionSettings
+from tidelog.coordinator.transaction.transitions import NO_PRODUCER
+from tidelog.wire.errors import ApiError, CoordinatorNotAvailable, ErrorCode
 
 SETTINGS = TransactionSettings(id_expiration_ms=10_000)
 T0 = ("t", 0)
@@ -20,17 +20,27 @@ T1 = ("t", 1)
 class Coordinator:
     """A core whose records are committed at once. Effects are stored until the test writes the markers."""
 
-    def __init__(self, level: int = 2) -> None:
+    def __init__(self, level: int = 2, memory: TransactionMemory | None = None) -> None:
         self.level = level
         self.now_ms = 1_000
+        self.wall_ahead_ms = 0
         self.log: list[tuple[bytes, bytes | None]] = []
         self.effects: list[MarkersToWrite] = []
         self.next_id = 100
-        self.core = TransactionCore(SETTINGS, lambda: self.level)
+        self.core = TransactionCore(SETTINGS, lambda: self.level, memory)
+        self.core.loaded(self.now)
 
     @property
     def now(self) -> Moment:
-        return Moment(self.now_ms, self.now_ms)
+        return Moment(self.now_ms + self.wall_ahead_ms, self.now_ms)
+
+    def sweep(self) -> list[Decision]:
+        """Abort the transactions that are too old, and return the decisions."""
+        decisions = []
+        for decision in self.core.abort_timed_out(self.core.transactional_ids(), self.now):
+            self.apply(decision)
+            decisions.append(decision)
+        return decisions
 
     def apply(self, decision: Decision) -> None:
         for record in decision.records:
@@ -39,8 +49,11 @@ class Coordinator:
             self.core.replay(record, len(self.log))
         self.effects += decision.effects
         for reply, answer in decision.replies:
-            assert decision.reply_offset <= len(self.log)
+            assert decision.awaited_offset <= len(self.log)
             reply(answer)
+
+    def apply_record(self, record: TransactionRecord) -> None:
+        self.core.replay(record, len(self.log) + 1)
 
     def answer(self, decide: Any) -> Any:
         answers: list[Any] = []
@@ -185,6 +198,24 @@ def test_a_producer_continues_after_its_transaction_timed_out(coordinator: Coord
     assert coordinator.initialize(expected=producer) == Producer(101, 1)
     assert coordinator.initialize(expected=Producer(101, 1)) == Producer(101, 2)
     assert coordinator.initialize(expected=producer) is ErrorCode.PRODUCER_FENCED
+
+
+def test_a_transaction_times_out_although_the_wall_clock_was_set_back(coordinator: Coordinator) -> None:
+    """Otherwise its consumers would wait until the clock has reached its old time again."""
+    producer = coordinator.initialize(timeout_ms=500)
+    for _ in range(2):
+        coordinator.wall_ahead_ms = 1_000_000
+        coordinator.add(producer, T0)
+        coordinator.wall_ahead_ms = 0
+        assert not coordinator.sweep()
+        coordinator.now_ms += 500
+        assert not coordinator.sweep()
+        coordinator.now_ms += 1
+        (decision,) = coordinator.sweep()
+        assert "age_ms" in decision.lines[0].text
+        assert 501 in decision.lines[0].arguments
+        coordinator.write_markers()
+        producer = coordinator.initialize(timeout_ms=500)
 
 
 def test_only_transactions_older_than_their_timeout_are_aborted(coordinator: Coordinator) -> None:
@@ -392,3 +423,42 @@ def test_records_survive_a_load(level: int) -> None:
     if level == 0:  # version 0 of the record has no tagged fields
         before = before._replace(version=0, previous_producer_id=-1)
     assert after == before._replace(last_epoch=NO_EPOCH)
+
+
+def test_the_coordinators_of_a_broker_share_a_limit_on_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client with random ids reaches all of them."""
+    monkeypatch.setattr("tidelog.coordinator.transaction.core.BROKER_BYTES_MAX", 6_000)
+    memory = TransactionMemory()
+    coordinators = [Coordinator(memory=memory) for _ in range(3)]
+    with pytest.raises(CoordinatorNotAvailable, match="of this broker"):
+        for number in range(1_000):
+            coordinators[number % 3].initialize(f"random-{number}")
+    assert number == pytest.approx(12, abs=1)
+    producer = coordinators[0].initialize("random-0")
+    with pytest.raises(CoordinatorNotAvailable, match="of this broker"):
+        coordinators[0].add(producer, T0, name="random-0")
+    coordinators[1].core.abandon()
+    assert coordinators[0].add(producer, T0, name="random-0") is None
+    for name in coordinators[2].core.transactional_ids():
+        coordinators[2].apply_record(TransactionRecord(name, None))
+    coordinators[0].core.abandon()
+    assert memory.size_bytes == 0
+
+
+def test_a_core_counts_from_the_end_of_its_load() -> None:
+    """A load that does not come to its end leaves nothing behind."""
+    memory = TransactionMemory()
+    first = Coordinator(memory=memory)
+    first.initialize("a")
+    loaded = TransactionCore(SETTINGS, lambda: 2, memory)
+    for key, value in first.log:
+        record = decode_record(key, value)
+        assert record is not None
+        loaded.replay(record, 1)
+    size_bytes = memory.size_bytes
+    assert size_bytes > 0
+    loaded.loaded(first.now)
+    assert memory.size_bytes == 2 * size_bytes
+    loaded.abandon()
+    loaded.abandon()
+    assert memory.size_bytes == size_bytes

@@ -10,10 +10,10 @@ from log_harness.compaction import compact, job_of, reports_of, stored, swap_in
 from tidelog.log.cleaner.job import GroupReport
 from tidelog.log.cleaner.swap import Swap
 from tidelog.log.partition_log import PartitionLog
-from tidelog.log.producer_state import ABORT
 from tidelog.log.reader import TimestampOffset
 from tidelog.log.times import find_max_timestamp, find_timestamp
 from tidelog.model.steps import Steps, run_all
+from tidelog.wire.batches import ABORT
 from tidelog.wire.records import Record, encode_batch
 
 
