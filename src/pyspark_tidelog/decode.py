@@ -68,7 +68,7 @@ HEADERS = pa.list_(pa.field("element", HEADER))
 
 def headers_array(ends: Int32s, keys: pa.Array, values: pa.Array) -> pa.Array:
     """Return the list of headers of each record. As in Spark's Kafka source, the list is null for a record without
-    headers.
+    headers. Names that are not UTF-8 keep their bytes, so that a mirror copies them exactly.
 
     `ends` has one number more than there are records: record i has the headers from `ends[i]` to `ends[i + 1]`.
     """

@@ -1,5 +1,6 @@
 """Convert the Arrow batches that Spark passes to a writer to record batches, each for one partition."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from struct import Struct
 from typing import Any, TypeAlias
@@ -92,7 +93,7 @@ class BatchEncoder:
             raise SchemaError("column topic is null in some row, and option topic is not given")
         names = column.dictionary_encode()
         codes = names.indices.to_numpy()
-        for code, name in enumerate(names.dictionary.to_pylist()):
+        for code, name in enumerate(_valid_text(names.dictionary).to_pylist()):
             yield name, np.flatnonzero(codes == code)
 
     def _targets(self, topic: str, columns: Columns, records: Records, row_numbers: Int64s) -> Any:
@@ -211,6 +212,26 @@ def records_of(columns: Columns, now_ms: Callable[[], int]) -> Records:
     )
 
 
+BINARY_HEADERS = pa.list_(pa.struct([pa.field("key", pa.binary()), pa.field("value", pa.binary())]))
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}".encode()
+SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
+"""The UTF-8 form of half of a surrogate pair, which is not valid UTF-8. Java replaces it by one character, Python by
+three."""
+
+
+def _valid_text(strings: pa.Array) -> pa.Array:
+    """Return the strings, which have no nulls. Bytes that are not UTF-8 are replaced by U+FFFD, as Java does: Spark
+    does not check strings, but Python cannot read wrong ones.
+    """
+    try:
+        strings.validate(full=True)
+    except pa.ArrowInvalid:
+        found = strings.view(pa.binary()).to_pylist()
+        replaced = [SURROGATE.sub(REPLACEMENT, each).decode("utf-8", "replace") for each in found]
+        return pa.array(replaced, pa.string())
+    return strings
+
+
 def _timestamps_ms(columns: Columns, now_ms: Callable[[], int]) -> Int64s:
     """Return the timestamp of each row in milliseconds, rounded down; the current time if it is null. Return an empty
     array if there is no column of timestamps.
@@ -242,14 +263,15 @@ def _read_only(array: Any) -> Any:
 
 def _python_records(columns: Columns, row_numbers: Int64s, now_ms: Callable[[], int]) -> Iterator[Record]:
     columns = {name: column.take(pa.array(row_numbers)) for name, column in columns.items()}
+    for name in ("key", "value"):
+        if name in columns:
+            columns[name] = columns[name].cast(pa.binary())  # a string may have bytes that are not UTF-8
     timestamps = _timestamps_ms(columns, now_ms).tolist() or [now_ms()] * len(row_numbers)
-    cells = {name: column.to_pylist() for name, column in columns.items() if name != TIMESTAMP}
+    if "headers" in columns:
+        columns["headers"] = columns["headers"].cast(BINARY_HEADERS)
+    cells = {name: columns[name].to_pylist() for name in ("key", "value", "headers") if name in columns}
     for i in range(len(row_numbers)):
-        row_headers = cells["headers"][i] if "headers" in cells else None
-        headers = [(header["key"], header["value"]) for header in row_headers or ()]
+        entries = cells["headers"][i] if "headers" in cells else None
+        headers = [(each["key"].decode("utf-8", "surrogateescape"), each["value"]) for each in entries or ()]
         key = cells["key"][i] if "key" in cells else None
-        yield Record(_bytes_of(key), _bytes_of(cells["value"][i]), timestamps[i], headers)
-
-
-def _bytes_of(value: str | bytes | None) -> bytes | None:
-    return value.encode() if isinstance(value, str) else value
+        yield Record(key, cells["value"][i], timestamps[i], headers)

@@ -1,8 +1,13 @@
 """The parser of conversation files, and a check of all conversation files."""
 
+import importlib
+import re
 from pathlib import Path
 
 import pytest
+
+from tidelog.api.registry import TABLE
+from tidelog.wire.apis import APIS
 
 from .builders import BUILDERS
 from .command import CONVERSATIONS
@@ -137,3 +142,23 @@ def test_each_api_is_gone_through_in_all_its_versions() -> None:
 
 def test_each_says_what_it_shows() -> None:
     assert [c.name for c in load_all(CONVERSATIONS) if not c.about] == []
+
+
+def test_every_api_with_a_list_is_asked_for_the_same_thing_twice() -> None:
+    """Kafka merges such entries, refuses them, or answers each of them, without a rule that would tell which."""
+    asked = {
+        step.api
+        for conversation in load_all(CONVERSATIONS)
+        for step in conversation.steps
+        if (conversation.name.startswith("twice-") and step.api == conversation.api)
+        or re.search(r"\btwice\b", step.case)
+    }
+    requests = {
+        APIS[key].name: getattr(
+            importlib.import_module(f"tidelog.wire.messages.{APIS[key].module}"), f"{APIS[key].name}Request"
+        )
+        for key in TABLE
+    }
+    with_lists = {name for name, request in requests.items() if "[]" in request.FIELDS}
+    assert len(with_lists) > 40
+    assert with_lists - asked == set()

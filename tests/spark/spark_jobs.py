@@ -307,6 +307,12 @@ WRITES = [
         "'v' value",
         "if(id = 0, null, array(named_struct('key', 'a', 'value', cast(null as binary)))) headers",
     ),
+    write(
+        "a value and a key that are no text",
+        "cast(X'FF00' as string) value",
+        "cast(X'EDA080FE' as string) key",
+        slice=True,
+    ),
     write("empty headers", "'v' value", "cast(array() as array<struct<key:string,value:binary>>) headers"),
     write(
         "options of the producer",

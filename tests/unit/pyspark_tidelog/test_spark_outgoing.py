@@ -115,6 +115,26 @@ def test_text_is_written_as_utf8() -> None:
     assert (record.key, record.value) == ("ключ".encode(), "値".encode())
 
 
+@pytest.mark.parametrize("fast", [True, False])
+def test_bytes_that_are_no_text_are_written_as_they_are(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In keys, values and headers. In names of topics they are replaced, as by Java."""
+    if fast and not compiled.AVAILABLE:
+        pytest.skip("needs numba")
+    monkeypatch.setattr(compiled, "AVAILABLE", fast)
+    text = pa.array([b"\xed\xa0\x80\xffA", b"sound"], pa.binary()).view(pa.string())
+    names = pa.StructArray.from_arrays(
+        [text, pa.array([b"\0\xff", None], pa.binary())], fields=list(HEADERS.value_type)
+    )
+    headers = pa.ListArray.from_arrays(pa.array([0, 2, 2], pa.int32()), names)
+    rows = pa.RecordBatch.from_arrays([text, text, headers, text], ["key", "value", "headers", "topic"])
+    found = {tp.topic: record for tp, [record] in decoded(new(None).batches(rows)).items()}
+    assert list(found) == ["\ufffd\ufffdA", "sound"]
+    first, second = found.values()
+    assert (first.key, first.value) == (b"\xed\xa0\x80\xffA", b"\xed\xa0\x80\xffA")
+    assert list(first.headers) == [("\udced\udca0\udc80\udcffA", b"\0\xff"), ("sound", None)]
+    assert (second.key, second.value, list(second.headers)) == (b"sound", b"sound", [])
+
+
 def test_a_partition_column_decides_and_null_leaves_it_to_the_key() -> None:
     rows = arrow([{"key": b"21", "value": b"a", "partition": 3}, {"key": b"21", "value": b"b", "partition": None}])
     written = decoded(new().batches(rows))
