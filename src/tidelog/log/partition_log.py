@@ -28,7 +28,7 @@ from tidelog.log.rolling import latest_for_roll
 from tidelog.log.segment import NOT_OPENED, TEMPORARY_ERRORS, Segment
 from tidelog.log.validation import Limits, check_client_batch, may_hide_times, retention_time_ms
 from tidelog.model.ids import TopicPartition
-from tidelog.wire.batches import CODEC_MASK, CONTROL_BIT, HEADER_BYTES, TIMESTAMP_TYPE_BIT, BatchHeader
+from tidelog.wire.batches import CONTROL_BIT, TIMESTAMP_TYPE_BIT, BatchHeader
 from tidelog.wire.errors import OffsetOutOfRange, StorageError
 
 if TYPE_CHECKING:
@@ -195,14 +195,12 @@ class PartitionLog:
     def append(
         self, batch: memoryview, header: BatchHeader, *, leader_epoch: int, now_ms: int, limits: Limits = True
     ) -> Appended:
-        """Append one batch as the leader. Base offset and leader epoch are written into `batch`. If it repeats one of
-        its producer's last five batches, it is not appended, and the result of the first append is returned. `limits`:
-        how to check the topic's limits on clients (`validation.Limits`). Raises the ApiError for the response
-        (StorageError if the log or its disk is unusable), or NotInline if the examination of records takes too long.
-        """
+        """Append one batch as the leader. Base offset and leader epoch are written into `batch`. A repetition of one of
+        its producer's last five batches is not appended: the result of the first append is returned. `limits`: how to
+        check the topic's limits on clients (`validation.Limits`). Raises the ApiError for the response (StorageError
+        if the log or its disk is unusable), or NotInline if the examination of records takes too long."""
         segment = self._segments.active
-        size, position = header.size, segment.size
-        base_offset = self.log_end_offset
+        size, position, base_offset = header.size, segment.size, self.log_end_offset
         next_offset = base_offset + header.last_offset_delta + 1
         append_time_ms, max_timestamp, base_timestamp = -1, header.max_timestamp, header.base_timestamp
         if limits and (
@@ -212,11 +210,7 @@ class PartitionLog:
             or (base_timestamp != max_timestamp and (base_timestamp > max_timestamp or header.count == 1))
             or (
                 (not base_timestamp or now_ms - base_timestamp > self._age_max_ms)
-                and (  # for the usual batch of old records, the one call in these brackets is enough
-                    base_timestamp != max_timestamp
-                    or header.attributes & CODEC_MASK
-                    or not have_base_timestamp(batch, HEADER_BYTES, header.count)
-                )
+                and not have_base_timestamp(batch, header)
                 and may_hide_times(batch, header)
             )
             or header.attributes & TIMESTAMP_TYPE_BIT
@@ -236,9 +230,8 @@ class PartitionLog:
             or now_ms > segment.roll_now_ms
         ):
             if limits and append_time_ms < 0 and segment.size and max_timestamp > segment.roll_timestamp:
-                max_timestamp = self.look_up(
-                    partial(latest_for_roll, segment, batch, header, self.config, now_ms, limits)
-                )
+                look_up = partial(latest_for_roll, segment, batch, header, self.config, now_ms, limits)
+                max_timestamp = self.look_up(look_up)
             segment = self._prepare(size, max_timestamp, next_offset, now_ms)
             position = segment.size
             if leader_epoch != self._leader_epoch:
@@ -250,8 +243,7 @@ class PartitionLog:
             (segment.opened or segment.file).pwrite(batch, position)
             segment.size, self.log_end_offset = position + size, next_offset
             if max_timestamp > segment.max_timestamp:
-                segment.max_timestamp = max_timestamp
-                segment.max_timestamp_offset = next_offset - 1
+                segment.max_timestamp, segment.max_timestamp_offset = max_timestamp, next_offset - 1
             if position > segment.index_after:
                 segment.add_index_entry(next_offset - 1, position)
             if producer_id >= 0:

@@ -19,7 +19,14 @@ from tidelog.log.batch_scan import (
     batches,
 )
 from tidelog.log.errors import CorruptLog
-from tidelog.wire.batches import DECOMPRESSED_BYTES_MAX, DELETE_HORIZON_BIT, TIMESTAMP_TYPE_BIT, BatchHeader
+from tidelog.wire.batches import (
+    CODEC_MASK,
+    DECOMPRESSED_BYTES_MAX,
+    DELETE_HORIZON_BIT,
+    HEADER_BYTES,
+    TIMESTAMP_TYPE_BIT,
+    BatchHeader,
+)
 from tidelog.wire.primitives import MalformedMessage, read_varint, read_varlong, varint
 from tidelog.wire.records import decompressed_records
 
@@ -53,14 +60,17 @@ def contradicts_itself(header: BatchHeader) -> bool:
     return first < 0 or (first != largest and (first > largest or header.count == 1))
 
 
-def have_base_timestamp(batch: memoryview, start: int, count: int) -> bool:
-    """Return whether `count` uncompressed records of equal size fill `batch` from position `start` on, and all of
-    them have the timestamp delta 0.
+def have_base_timestamp(batch: memoryview, header: BatchHeader) -> bool:
+    """Return whether it is certain that all records have the only timestamp that the header states: the records are not
+    compressed, have equal sizes, and all have the timestamp delta 0.
 
     The result is False for records of different sizes, because they would have to be read one after the other. This
     function is called for every produced batch of old records, so it compares the first bytes of all records in a
     single call.
     """
+    if header.base_timestamp != header.max_timestamp or header.attributes & CODEC_MASK:
+        return False
+    start, count = HEADER_BYTES, header.count
     size = len(batch) - start
     if count == 1:
         if size < RECORD_BYTES_MIN:

@@ -163,7 +163,7 @@ def may_hide_times(batch: memoryview, header: "BatchHeader") -> bool:
     """
     if header.attributes & CODEC_MASK:
         return True
-    if header.base_timestamp == header.max_timestamp and have_base_timestamp(batch, HEADER_BYTES, header.count):
+    if have_base_timestamp(batch, header):
         return False
     if header.count > INLINE_RECORDS_MAX:
         return True

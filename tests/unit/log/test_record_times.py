@@ -154,10 +154,17 @@ def test_records_that_all_have_the_base_timestamp_are_known_by_their_bytes(seed:
     ]
     batch = memoryview(encode_batch(records))
     equal_sizes = len({len(record.value or b"") for record in records}) == 1
-    assert have_base_timestamp(batch, 61, len(records)) == equal_sizes
-    assert not have_base_timestamp(batch, 61, len(records) + 1)
+    assert have_base_timestamp(batch, header_of_one_timestamp(batch, len(records))) == equal_sizes
+    assert not have_base_timestamp(batch, header_of_one_timestamp(batch, len(records) + 1))
     later = memoryview(encode_batch([*records[:-1], Record(None, records[-1].value, 8)])) if len(records) > 1 else None
-    assert later is None or not have_base_timestamp(later, 61, len(records))
+    assert later is None or not have_base_timestamp(later, header_of_one_timestamp(later, len(records)))
+
+
+def header_of_one_timestamp(batch: memoryview, count: int) -> BatchHeader:
+    """Return a header that states `count` records, all with the base timestamp."""
+    header = BatchHeader(batch)
+    header.count, header.max_timestamp = count, header.base_timestamp
+    return header
 
 
 @pytest.mark.parametrize("header", IMPOSSIBLE)
