@@ -66,16 +66,16 @@ HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())
 HEADERS = pa.list_(pa.field("element", HEADER))
 
 
-def headers_array(ends: Int32s, keys: pa.Array, values: pa.Array) -> pa.Array:
+def headers_array(bounds: Int32s, keys: pa.Array, values: pa.Array) -> pa.Array:
     """Return the list of headers of each record. As in Spark's Kafka source, the list is null for a record without
-    headers. Names that are not UTF-8 keep their bytes, so that a mirror copies them exactly.
+    headers. A header key that is not UTF-8 keeps its bytes, so that a query that copies a topic copies the key exactly.
 
-    `ends` has one number more than there are records: record i has the headers from `ends[i]` to `ends[i + 1]`.
+    Record i has the headers `bounds[i]:bounds[i + 1]`, so there is one bound more than there are records.
     """
-    counts = np.diff(ends)
+    counts = np.diff(bounds)
     items = pa.StructArray.from_arrays([keys, values], fields=list(HEADER))
     bitmap, nulls = validity(counts > 0)
-    offsets = pa.py_buffer(np.ascontiguousarray(ends, np.int32))
+    offsets = pa.py_buffer(np.ascontiguousarray(bounds, np.int32))
     return pa.Array.from_buffers(HEADERS, len(counts), [bitmap, offsets], nulls, children=[items])
 
 

@@ -76,6 +76,7 @@ WRITE_WITH_EFFECT = (
     EXACTLY_ONCE_ID,
     EXACTLY_ONCE_BATCH,
     *(PREFIX + name for name in (*CLIENT, "acks", "batch.size", "compression.type", "delivery.timeout.ms")),
+    ENABLE_IDEMPOTENCE,
 )
 CLIENT_WITHOUT_EFFECT = {PREFIX + name: reason for name, reason in WITHOUT_EFFECT.items()}
 READ_WITHOUT_EFFECT = CLIENT_WITHOUT_EFFECT | {
@@ -167,6 +168,8 @@ class WriteOptions(NamedTuple):
     batch_bytes: int
     include_timestamp: bool
     """Whether the column `timestamp` contains the timestamps of the records."""
+    idempotent: bool
+    """Whether a batch whose answer is lost, and which is sent again, is appended only once."""
     exactly_once: bool
     transaction_timeout_ms: int
     """Time limit of a task's transaction, from its first row to the end of the micro-batch. Only for exactly once."""
@@ -223,8 +226,7 @@ def write_options(texts: Mapping[str, str]) -> WriteOptions:
     """Parse the options. Raises OptionError for the first one that is invalid."""
     options = Options(texts)
     exactly_once = options.flag("exactlyOnce", False)
-    accepted = (*WRITE, ENABLE_IDEMPOTENCE) if exactly_once else WRITE
-    options.refuse_unknown(accepted, WRITE_UNSUPPORTED)
+    options.refuse_unknown(WRITE, WRITE_UNSUPPORTED)
     without_effect = {k: v for k, v in WRITE_WITHOUT_EFFECT.items() if not (exactly_once and k == TRANSACTION_TIMEOUT)}
     options.warn_without_effect(without_effect)
     options.flag("includeHeaders", False)
@@ -240,8 +242,11 @@ def write_options(texts: Mapping[str, str]) -> WriteOptions:
         # Without acknowledgements, rows could be lost without an error.
         options.warn_without_effect({PREFIX + "acks": "the sink waits for acknowledgements, as with acks=1"})
         acks = 1
-    if exactly_once and not options.flag(ENABLE_IDEMPOTENCE, True):
+    idempotent = options.flag(ENABLE_IDEMPOTENCE, acks == -1)
+    if exactly_once and not idempotent:
         raise OptionError(f"option {ENABLE_IDEMPOTENCE} cannot be false with exactlyOnce: transactions need it")
+    if idempotent and acks != -1:
+        raise OptionError(f"option {ENABLE_IDEMPOTENCE} needs {PREFIX}acks=all, as in Kafka's producer")
     transaction_timeout_ms = TRANSACTION_TIMEOUT_MS
     if exactly_once:
         transaction_timeout_ms = options.integer(TRANSACTION_TIMEOUT, TRANSACTION_TIMEOUT_MS, at_least=1)
@@ -253,6 +258,7 @@ def write_options(texts: Mapping[str, str]) -> WriteOptions:
         codec=Codec(options.choice(PREFIX + "compression.type", CODECS, "none")),
         batch_bytes=max(1, options.integer(PREFIX + "batch.size", BATCH_BYTES, at_most=1 << 30)),
         include_timestamp=options.flag("includeTimestamp", False),
+        idempotent=idempotent,
         exactly_once=exactly_once,
         transaction_timeout_ms=transaction_timeout_ms,
         identity=_identity(options, exactly_once),

@@ -182,16 +182,21 @@ class BatchEncoder:
             yield encode_batch(batch, codec=self._codec)
 
 
-def stamp(batch: bytearray, producer_id: int, producer_epoch: int, sequence: int) -> int:
-    """Make a finished batch a part of a producer's transaction: write the producer's id and epoch, the sequence number
-    of the first record, and the CRC into its header. Return the number of records.
+def stamp(batch: bytearray, producer_id: int, producer_epoch: int, sequence: int, *, is_transactional: bool) -> int:
+    """Make a finished batch a batch of a producer, and perhaps of its transaction: write the producer's id and epoch,
+    the sequence number of the first record, and the CRC into its header. Return the number of records.
     """
     (attributes,) = _ATTRIBUTES.unpack_from(batch, _CRC_FROM)
     count: int = _PRODUCER.unpack_from(batch, _PRODUCER_AT)[3]
-    _ATTRIBUTES.pack_into(batch, _CRC_FROM, attributes | _TRANSACTIONAL)
+    _ATTRIBUTES.pack_into(batch, _CRC_FROM, attributes | (_TRANSACTIONAL if is_transactional else 0))
     _PRODUCER.pack_into(batch, _PRODUCER_AT, producer_id, producer_epoch, sequence, count)
     _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[_CRC_FROM:]))
     return count
+
+
+def next_sequence(sequence: int, records: int) -> int:
+    """Return the sequence number after `records` records. After the largest int32, 0 follows."""
+    return (sequence + records) % (1 << 31)
 
 
 def records_of(columns: Columns, now_ms: Callable[[], int]) -> Records:

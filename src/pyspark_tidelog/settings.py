@@ -39,7 +39,6 @@ REFUSED = {
     "auto.offset.reset": "say where to begin with startingOffsets",
     "config.providers": "the values of options are used as they are written",
     "enable.auto.commit": "offsets are stored in the query's checkpoint, none are committed to a group",
-    "enable.idempotence": "a write is at least once, without an idempotent producer, unless option exactlyOnce is true",
     "interceptor.classes": "interceptors written in Java cannot run here",
     "key.deserializer": "keys are binary, cast the column in the DataFrame",
     "key.serializer": "keys are written as the column's bytes, cast it in the DataFrame",
@@ -52,7 +51,6 @@ REFUSED = {
 }
 """Settings of Kafka's clients that are refused, each with the reason or with the alternative."""
 REFUSED_UNLESS: Mapping[str, str] = {
-    PREFIX + "enable.idempotence": "false",
     PREFIX + "partitioner.ignore.keys": "false",
 }
 """Settings of REFUSED that are accepted with one value, because this value requests the behaviour that this source

@@ -1,8 +1,9 @@
 """The sink. It writes rows as record batches.
 
-Without the option `exactlyOnce`, rows are written at least once. A task that runs again, or a micro-batch that is
-replayed, writes its rows again. The sink then never removes records that it has written, not even in `abort`, because
-Spark may commit the results of the same tasks in a later attempt. `exactly_once` explains the other case.
+Without the option `exactlyOnce`, rows are written at least once. A batch whose answer is lost is sent again, and is
+appended once (see `idempotent`). But a task that runs again, or a micro-batch that is replayed, writes its rows again.
+The sink then never removes records that it has written, not even in `abort`, because Spark may commit the results of
+the same tasks in a later attempt. `exactly_once` explains the other case.
 """
 
 import logging
@@ -27,6 +28,7 @@ from pyspark_tidelog.connecting import connect
 from pyspark_tidelog.errors import OptionError, SchemaError, WriteError
 from pyspark_tidelog.exactly_once.decision import BatchIdentity
 from pyspark_tidelog.garbage import exempt_imported_objects
+from pyspark_tidelog.idempotent import PRODUCERS, Producer
 from pyspark_tidelog.options import WriteOptions
 from tidelog.client.blocking import Client, StartedOperation
 from tidelog.client.errors import ClientError
@@ -186,12 +188,16 @@ class _Sender:
     acknowledgement of the previous round. Until then, that round is in flight.
     """
 
-    def __init__(self, client: Client, acks: int) -> None:
+    def __init__(self, client: Client, acks: int, producer: Producer | None) -> None:
+        """Without `producer`, a batch whose answer is lost may be appended twice."""
         self._client = client
         self._acks = acks
+        self._producer = producer
         self._in_flight: _Round | None = None
 
     def send(self, batches: dict[TopicPartition, bytearray]) -> None:
+        if self._producer is not None:
+            self._producer.stamp(batches)
         self.finish()
         self._in_flight = _Round(batches, self._client.start_produce(batches, self._acks))
 
@@ -209,7 +215,12 @@ def write_rows(options: WriteOptions, rows: "Iterator[pa.RecordBatch]") -> Write
     When this function returns, the brokers have acknowledged every row. Any error is raised, so that the task fails.
     """
     with connect(options) as client:
-        return WriteResult(_send_rows(options, client, _Sender(client, options.acks), rows))
+        producer = PRODUCERS.acquire(client, options.bootstrap) if options.idempotent else None
+        try:
+            return WriteResult(_send_rows(options, client, _Sender(client, options.acks, producer), rows))
+        except BaseException:
+            PRODUCERS.discard(options.bootstrap)
+            raise
 
 
 def write_rows_once(options: WriteOptions, rows: "Iterator[pa.RecordBatch]") -> WriterCommitMessage:

@@ -360,6 +360,5 @@ WRITES = [
         "an idempotent producer",
         "'v' value",
         kafka__enable__idempotence="true",
-        differs="option kafka.enable.idempotence is not accepted by format tidelog",
     ),
 ]

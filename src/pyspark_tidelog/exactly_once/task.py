@@ -16,9 +16,6 @@ from tidelog.client.transactional_writes import TransactionalProducer
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.errors import ApiError, ErrorCode
 
-_SEQUENCES = 1 << 31
-"""Sequence numbers begin again with 0 after the largest int32."""
-
 
 class TaskResult(WriterCommitMessage):
     """The result of a task, sent to the driver."""
@@ -85,7 +82,7 @@ class TransactionalSender:
 
     def send(self, batches: Mapping[TopicPartition, bytearray]) -> None:
         """Send the batches, after the acknowledgement of the previous round."""
-        from pyspark_tidelog.outgoing import stamp
+        from pyspark_tidelog.outgoing import next_sequence, stamp
 
         if self.transaction is None:
             self.transaction = self._begin()
@@ -93,8 +90,8 @@ class TransactionalSender:
         new_partitions = [tp for tp in batches if tp not in self._next_sequences]
         for tp, batch in batches.items():
             sequence = self._next_sequences.get(tp, 0)
-            records = stamp(batch, producer.producer_id, producer.producer_epoch, sequence)
-            self._next_sequences[tp] = (sequence + records) % _SEQUENCES
+            records = stamp(batch, producer.producer_id, producer.producer_epoch, sequence, is_transactional=True)
+            self._next_sequences[tp] = next_sequence(sequence, records)
         self.finish()
         if producer.version == 1 and new_partitions:
             self._client.add_partitions(producer, new_partitions)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ClusterRegistration:
-    """The last run and the registration of a broker whose locked data directories are `paths`."""
+    """The last run and the registration of a broker. `paths` are its data directories, which the caller has locked."""
 
     def __init__(self, runtime: "Runtime", config: "BrokerConfig", paths: "Sequence[str]") -> None:
         self._runtime = runtime
@@ -42,7 +42,7 @@ class ClusterRegistration:
 
     @property
     def ended_run(self) -> str | None:
-        """The incarnation of a run of this broker that has certainly ended; None if no such run is known."""
+        """The incarnation of the broker's last run, if this run has certainly ended, otherwise None."""
         return self._last_run.incarnation if self._last_run.has_ended else None
 
     async def register(
@@ -68,9 +68,9 @@ class ClusterRegistration:
             )
         )
         assert metadata.lifecycle is not None
-        # The mark says that all acknowledged records are synced. This remains true while no partition is open, so the
-        # last run's mark may be kept. It is not kept if the default of `durability` is not fsync, since it would have
-        # to be withdrawn as soon as partitions are opened.
+        # The mark in `broker.run` says that all acknowledged records are synced. If this is true now, it remains true
+        # until logs are opened, so this run may begin with the mark. With another default of `durability` than fsync,
+        # opening the logs would withdraw the mark at once, so the run begins without it.
         keeps_mark = is_synced and not logs_are_open and self._config.get("durability") == "fsync"
         run = LastRun(registration.incarnation, metadata.lifecycle.broker_epoch, self._boot_id, keeps_mark)
         await run_blocking(write_last_run, disk, self._paths, run)

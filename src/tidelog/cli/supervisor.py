@@ -64,8 +64,8 @@ class Child:
         self.serving: ServingBroker | None = None
         """The address and the process of the last run that served; None if no run has served yet."""
         self.ends_in_a_row = 0
-        """Number of ends of the process since it last served for HEALTHY_S. It determines the pause before the next
-        start."""
+        """How often the process has ended since it last served for HEALTHY_S. This number determines the pause before
+        the next start."""
         self.exit_code: int | None = None
         """The exit code of the last run that has ended."""
 
@@ -85,10 +85,10 @@ def supervise(options: Options) -> int:
     if (busy := busy_addresses(plans)) is not None:
         return print_failure(busy)
     if rest := without_plan(numbers, plans):
-        logger.warning("brokers with data are not started nodes=%s brokers=%d", ",".join(map(str, rest)), len(plans))
+        logger.warning("brokers with data are not started nodes=%s started=%d", ",".join(map(str, rest)), len(plans))
     try:
         for path in config.data_directories:
-            Path(path).mkdir(parents=True, exist_ok=True)  # the brokers' shared store will be in it
+            Path(path).mkdir(parents=True, exist_ok=True)  # one of them will contain the metadata store of the brokers
     except OSError as error:
         return print_failure(f"{error.filename} cannot be created ({error.strerror}): choose another with --data DIR")
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
@@ -311,7 +311,8 @@ class Supervisor:
 def send_signal(process: asyncio.subprocess.Process, number: int) -> None:
     """Send a signal to a process. Do nothing if the event loop has already collected the process's exit code.
 
-    Methods of `process` are not used, because they may collect the exit code; asyncio then reports 255 instead.
+    `process.send_signal` is not used, because it may collect the exit code of an ended process before asyncio does.
+    Then asyncio reports the exit code 255 instead of the real one.
     """
     with suppress(ProcessLookupError):
         os.kill(process.pid, number)

@@ -264,6 +264,10 @@ class Client:
         """Fence the producers of a transactional id, and abort its open transaction. See `transactions.fence`."""
         return self._run(transactions.fence(self.cluster, self.config.backoff, transactional_id, timeout_ms))
 
+    def init_producer_id(self) -> tuple[int, int]:
+        """Return a new producer id and its epoch, for idempotent writes without transactions. Raises ApiError."""
+        return self._run(operations.init_producer_id(self.cluster, self.config.backoff))
+
     def init_producer(self, transactional_id: str, timeout_ms: int) -> TransactionalProducer:
         """Begin to produce in transactions. See `transactional_writes.init_producer`."""
         return self._run(

@@ -59,7 +59,8 @@ class Link:
         self._early_responses: dict[int, Message] = {}
         self._throttled_until = 0.0
         self.remedy = ""
-        """Advice for the user if the connection breaks now; empty after the first response to a request of `send`."""
+        """Advice for the user if the connection breaks now. Empty after the first answer to a request that was sent
+        with `send`."""
         self._size_field = bytearray(SIZE_BYTES)
         self._shared_buffer = bytearray(SHARED_BUFFER_BYTES)
         try:
@@ -188,9 +189,9 @@ class Link:
     def _send(self, pieces: "list[Piece]", deadline: float) -> None:
         if self._over_tls:  # a TLS socket sends one buffer at a time
             self._socket.settimeout(_remaining_s(deadline))
-            self._socket.sendall(b"".join(pieces))  # type: ignore[arg-type]  # no file regions here
+            self._socket.sendall(b"".join(pieces))  # type: ignore[arg-type]  # a client sends no parts of files
             return
-        buffers = [memoryview(piece).cast("B") for piece in pieces]  # type: ignore[arg-type]  # no file regions here
+        buffers = [memoryview(piece).cast("B") for piece in pieces]  # type: ignore[arg-type]  # a client sends no parts of files
         while buffers:
             self._socket.settimeout(_remaining_s(deadline))
             sent = self._socket.sendmsg(buffers[:PIECES_MAX])
@@ -205,8 +206,9 @@ class Link:
         size = int.from_bytes(self._size_field, "big", signed=True)
         if not 0 <= size <= self._frame_bytes_max:
             raise BrokenProtocol(
-                f"{self.address} sent an answer that is not Kafka's protocol (its first bytes would mean a length of "
-                f"{size} bytes; the limit is {self._frame_bytes_max}): is this a broker's plaintext listener?"
+                f"{self.address} sent an answer that is not Kafka's protocol: as a length, its first bytes are {size}, "
+                f"and the limit is {self._frame_bytes_max}. Check that this is the address of a broker, and that the "
+                "listener has the security protocol that you use"
             )
         if reuse and size > len(self._shared_buffer):
             self._shared_buffer = bytearray(size)

@@ -24,6 +24,7 @@ from tidelog.wire.errors import (
 )
 from tidelog.wire.message import Message
 from tidelog.wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
+from tidelog.wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from tidelog.wire.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
@@ -312,6 +313,22 @@ def produce(
 
     yield from _retrying(cluster, backoff, batches, attempt)
     return produced
+
+
+def init_producer_id(cluster: Cluster, backoff: Backoff) -> Operation[tuple[int, int]]:
+    """Return a new producer id and its epoch, for idempotent writes without transactions. Raises ApiError."""
+    request = InitProducerIdRequest(transactional_id=None)
+    retries = Retries(cluster, backoff, [])
+    while True:
+        try:
+            response = yield AskAny(request)
+            assert isinstance(response, InitProducerIdResponse)
+            if response.error_code:
+                raise error_for(response.error_code, f"no producer id: {error_name(response.error_code)}")
+            return response.producer_id, response.producer_epoch
+        except (ApiError, Unreachable) as error:
+            pause = retries.after(error)
+        yield pause
 
 
 class _Failures:

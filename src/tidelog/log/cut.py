@@ -2,12 +2,12 @@
 loop.
 
     1. begin    loop    the log refuses appends and reads, and its recovery point in memory is lowered
-    2. run      thread  remove snapshots, then segments (the newest first), then the tail of the last that remains
+    2. run      thread  remove snapshots, then segments (the newest first), then the tail of the last remaining segment
     3. install  loop    the log has its new end, epochs and producers
 
 Before `begin`, the caller persists a recovery point that is not above the new end. If the power fails at any step,
-the remaining log ends between the new end and the old one, because a file is removed, durably, only after all later
-files were removed.
+the remaining log ends between the new end and the old one, because each file is removed only after the removal of all
+later files is durable.
 
 `PartitionLog.begin_cut` and `PartitionLog.install_cut` are the steps on the loop. Between these two steps only the
 thread may use the segments: no flush, retention, compaction or move of the log may run.
@@ -83,7 +83,7 @@ class Cut:
         self._disk.sync_dir(self._directory)
         for segment in reversed(self.removed):
             segment.remove()
-            # Without this sync, the segment could reappear behind a gap after a power cut.
+            # Without this sync, the segment could be back after a power failure although an earlier segment is gone.
             self._disk.sync_dir(self._directory)
         if self.remaining_segments:
             last = self.remaining_segments[-1]
@@ -93,7 +93,7 @@ class Cut:
             self.remaining_segments = [Segment.create(self._disk, self._directory, self.offset, 0)]
             self._disk.sync_dir(self._directory)
         self.start_offset = min(self.start_offset, self.end_offset)
-        # An empty log must have no epochs: an epoch from before its start would look like the epoch of its last record.
+        # An empty log must have no epochs, because the newest epoch counts as the epoch of the last record.
         self.epochs.truncate_from_end(0 if self.empties else self.end_offset)
         if self.epochs.dirty:
             # A follower states its newest epoch in its next fetch. The epoch must be correct even after a power cut.

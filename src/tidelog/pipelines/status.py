@@ -5,8 +5,8 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 WAITING, STARTING, RUNNING, FAILED, STOPPED, DONE = "waiting", "starting", "running", "failed", "stopped", "done"
-"""The states of a pipeline. `waiting`: it failed and will start again. `failed`: it failed and will not. `stopped`: it
-was asked to stop. `done`: it has processed all data that existed when it started (--once)."""
+"""The states of a pipeline. `waiting`: it failed and will start again. `failed`: it failed and will not start
+again. `stopped`: it was asked to stop. `done`: it has processed all data that existed when it started (--once)."""
 
 
 @dataclass

@@ -1,8 +1,9 @@
 """Detect resets of connections whose peer has shut its sending side.
 
-After the end of its input, a socket is always readable. The event loop reports only that a socket is readable, so it
-does not show a reset. An epoll in which the socket is registered without any event reports nothing but an error of the
-socket or the end of both directions. The epoll itself is then readable, so the loop can watch the epoll.
+When the peer has shut its sending side, a socket is always readable, because its end can be read. A reset also makes
+a socket readable, so the event loop cannot distinguish the two. If the socket is registered in an epoll without any
+events, this epoll reports only errors of the socket (a reset is one) and the end of both directions. The epoll itself
+is then readable, so the loop can watch the epoll.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ class Resets:
                 self._loop.add_reader(self._epoll.fileno(), self._report_resets)
             self._epoll.register(descriptor, 0)
         except OSError as error:  # for example, no descriptor is free
-            log.debug("a reset will be noticed only by the next write error=%s", error)
+            log.debug("resets of a connection are not watched error=%s", error)
             return
         self._watched[descriptor] = on_reset
 

@@ -353,8 +353,11 @@ def test_the_next_seed_is_tried(broker: FakeBroker) -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "would mean a length of 1213486160 bytes; .* plaintext listener"),
-        (struct.pack(">i", -2), "a length of -2 bytes"),
+        (
+            b"HTTP/1.1 400 Bad Request\r\n\r\n",
+            "as a length, its first bytes are 1213486160, and .* security protocol that you use",
+        ),
+        (struct.pack(">i", -2), "as a length, its first bytes are -2, and"),
         (struct.pack(">iib", 5, 12345, 0), "the broker sent response 12345 where"),
         (struct.pack(">iibb", 6, 1, 0, 0), "Metadata|answer 1"),
     ],

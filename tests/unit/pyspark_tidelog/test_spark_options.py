@@ -141,7 +141,7 @@ def test_what_tunes_a_part_of_kafkas_client_that_is_not_here_is_taken_with_a_war
     caplog.clear()
     write = {name: "1" for name in WRITE_WITHOUT_EFFECT if name != "includeHeaders"} | {"includeHeaders": "true"}
     given = without("subscribe")
-    assert write_options(given | write | {"kafka.enable.idempotence": "false"}) == write_options(given)
+    assert write_options(given | write) == write_options(given)
     assert len(caplog.records) == len(WRITE_WITHOUT_EFFECT)
     stream(maxTriggerDelay="1s")
     assert len(caplog.records) == len(WRITE_WITHOUT_EFFECT)
@@ -175,7 +175,6 @@ REFUSALS = [
         "option kafka.session.timout.ms is not known .* did you mean kafka.session.timeout",
     ),
     ({"kafka.security.providers": "x"}, "option kafka.security.providers .* in plaintext"),
-    ({"kafka.enable.idempotence": "true"}, "option kafka.enable.idempotence is not accepted by format tidelog"),
     ({"kafka.sasl.mechanism": "PLAIN"}, "option kafka.sasl.mechanism .* in plaintext, without TLS or SASL"),
     ({"kafka.ssl.truststore.location": "x"}, "option kafka.ssl.truststore.location .* in plaintext"),
     ({"kafka.security.protocol": "SASL_SSL"}, "option kafka.security.protocol .* in plaintext"),
@@ -305,8 +304,20 @@ def test_options_of_an_exactly_once_write(caplog: pytest.LogCaptureFixture) -> N
     ]:
         with pytest.raises(OptionError, match=message):
             write_options(given | wrong)
-    with pytest.raises(OptionError, match=r"option kafka.enable.idempotence is not accepted .* unless option exactly"):
-        write_options(without("subscribe", **{"kafka.enable.idempotence": "true"}))
+
+
+@pytest.mark.parametrize(
+    ("acks", "given", "idempotent"),
+    [("all", None, True), ("1", None, False), ("0", None, False), ("all", "false", False), ("all", "true", True)],
+)
+def test_a_write_is_idempotent_as_a_write_of_kafkas_producer(acks: str, given: str | None, idempotent: bool) -> None:
+    more = {"kafka.acks": acks} | ({} if given is None else {"kafka.enable.idempotence": given})
+    assert write_options(without("subscribe", **more)).idempotent == idempotent
+
+
+def test_an_idempotent_write_needs_all_acknowledgements() -> None:
+    with pytest.raises(OptionError, match=r"option kafka.enable.idempotence needs kafka.acks=all"):
+        write_options(without("subscribe", **{"kafka.acks": "1", "kafka.enable.idempotence": "true"}))
 
 
 def test_no_option_is_listed_twice() -> None:

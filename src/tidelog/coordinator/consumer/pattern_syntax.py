@@ -22,8 +22,8 @@ TEXT_LENGTH_MAX = 1 << 16
 """Maximum length of a translated expression. It may be longer than the original, because one repetition may become
 several."""
 MATCHES_NOTHING = r"[^\x00-\x{10FFFF}]"
-"""An expression that matches no text. It is written instead of a repetition operator if the repetition can only match
-texts that are too long for a topic's name."""
+"""An expression that matches no text. If all matches of an atom's repetition would be too long for a topic's name, it
+is written after the atom, in place of the repetition operator. Together, they match nothing."""
 # The parts of an expression that the translation examines.
 _COUNT = re.compile(r"\{(0|[1-9][0-9]*)(,(0|[1-9][0-9]*)?)?\}")  # {n}, {n,} or {n,m}
 _COUNT_DIGITS_MAX = 8
@@ -127,8 +127,8 @@ class _Translation:
         self._length = 0
         self._groups = [_Group(0)]
         self._last_atom: _Atom | None = None
-        """The last atom, if it has not been added to the open group yet. A repetition operator that follows repeats
-        this atom."""
+        """The last atom, if it has not been added to the open group yet. If a repetition operator comes next, it
+        applies to this atom."""
         self._names: set[str] = set()
 
     def text(self) -> str:
@@ -168,7 +168,7 @@ class _Translation:
         self._pieces.append(text)
         self._length += len(text)
         if self._length > TEXT_LENGTH_MAX:
-            raise InvalidPattern("it has too many repetitions")
+            raise InvalidPattern("the expression is too long, or its repetitions are too many")
 
     def _add_last_atom(self) -> None:
         """Add the last atom to the open group, because no repetition operator follows it."""
@@ -264,7 +264,7 @@ class _Translation:
         match = named or flags
         if match is None:
             raise _NotTranslatable
-        # Flags without a group, like (?i), do not end the last atom: a repetition operator after them repeats the atom.
+        # Flags without a group are no atom: in `a(?i)*`, the operator `*` applies to `a`. So the last atom is kept.
         if flags is None or flags[1] == ":":
             self._add_last_atom()
             self._groups.append(_Group(len(self._pieces)))
@@ -331,16 +331,16 @@ class _Translation:
         length_min = min(atom.length_min * minimum, NAME_LENGTH_MAX + 1)
         nullable = minimum == 0 or atom.nullable
         if length_min > NAME_LENGTH_MAX:
-            self._write(MATCHES_NOTHING)  # after the atom, so that RE2 still checks the atom
+            self._write(MATCHES_NOTHING)  # the atom remains before it, so that RE2 checks the atom's syntax
             self._last_atom = atom._replace(length_min=length_min, nullable=False)
             return
-        # At most this many repetitions that match non-empty texts fit into a name. Repetitions that match the empty
-        # text can be added or omitted without effect.
-        parts_max = NAME_LENGTH_MAX // atom.length_min if atom.length_min else NAME_LENGTH_MAX
+        # How many repetitions with a non-empty match fit into a name. A repetition with an empty match changes nothing,
+        # so a larger maximum is the same as none, and an atom that matches the empty text needs no minimum.
+        repetitions_max = NAME_LENGTH_MAX // atom.length_min if atom.length_min else NAME_LENGTH_MAX
         if atom.nullable:
             minimum = 0
         minimum = min(minimum, NAME_LENGTH_MAX + 1)
-        if maximum is not None and maximum >= parts_max:
+        if maximum is not None and maximum >= repetitions_max:
             maximum = None
         repeated = self._pieces[atom.start :]
         new_pieces: list[str] = []

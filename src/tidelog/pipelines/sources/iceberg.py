@@ -1,7 +1,9 @@
-"""Reads an Iceberg table, and in a stream the files that its snapshots append, without Spark's Iceberg jar.
+"""Read an Iceberg table without Spark's Iceberg jar. A batch query reads the newest snapshot, and a stream reads the
+files that new snapshots append.
 
-The position of a stream is a snapshot of the table. A micro-batch reads the files that the snapshots after its start
-add, so a repeated micro-batch reads the same files. Snapshots that are not read yet must not expire.
+The position of a stream is a snapshot of the table. A micro-batch begins after one snapshot and ends with another, and
+reads the files that the snapshots between them, and the last one, have added. If it is repeated, it reads the same
+files. Snapshots that are not read yet must not expire.
 """
 
 import json
@@ -23,16 +25,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 NO_SNAPSHOT = ""
-"""The position before the first snapshot. A stream that begins here first reads all rows of the newest snapshot."""
+"""The position before the first snapshot. If a stream begins here, its first micro-batch reads all rows of the newest
+snapshot."""
 
 
 def load_iceberg(name: str, catalog: str | tuple[tuple[str, str], ...], context: SourceContext) -> "DataFrame":
     if isinstance(context.begin, int):
-        raise PipelineError(f"iceberg {name}: a stream begins with the `earliest` or the `latest` rows, not at a time")
+        raise PipelineError(f"iceberg {name}: a stream can begin with `earliest` or `latest`, but not with a timestamp")
     context.spark.dataSource.register(IcebergDataSource)
     options = {
         "table": name,
-        "catalogSecrets": json.dumps(catalog),  # Spark hides the values of options with such names
+        "catalogSecrets": json.dumps(catalog),  # Spark hides the value of an option whose name contains 'secret'
         "begin": context.begin or "earliest",
     }
     if context.is_streaming:
@@ -59,7 +62,7 @@ class IcebergDataSource(DataSource):
         from pyiceberg.io.pyarrow import schema_to_pyarrow
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        schema = schema_to_pyarrow(IcebergLog(self.options).table().schema(), include_field_ids=False)
+        schema = schema_to_pyarrow(IcebergHistory(self.options).table().schema(), include_field_ids=False)
         return from_arrow_schema(schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -69,7 +72,7 @@ class IcebergDataSource(DataSource):
         return IcebergStreamReader(self.options, schema)
 
 
-class IcebergLog:
+class IcebergHistory:
     """The snapshots of an Iceberg table and their files."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -96,8 +99,8 @@ class IcebergLog:
         for task in self.table().scan(snapshot_id=int(snapshot)).plan_files():
             if task.delete_files:
                 raise PipelineError(
-                    f"iceberg {self.name}: the table has delete files, which this source cannot read: rewrite its data"
-                    " files"
+                    f"iceberg {self.name}: rows of the table were deleted by means of delete files, which this source"
+                    " cannot read: compact the table first (Iceberg's procedure rewrite_data_files)"
                 )
             found.append(IcebergFile(task.file.file_path))
         return found
@@ -128,8 +131,9 @@ class IcebergLog:
                 continue  # the same rows in other files
             if operation != Operation.APPEND:
                 raise PipelineError(
-                    f"iceberg {self.name}: snapshot {snapshot.snapshot_id} is a {operation.value}, and a stream can "
-                    "only read rows that are appended: reset the pipeline to begin with the current rows"
+                    f"iceberg {self.name}: snapshot {snapshot.snapshot_id} has the operation {operation.value}, "
+                    "and a stream can only read rows that are appended: reset the pipeline to begin with the current"
+                    " rows"
                 )
             for manifest in snapshot.manifests(table.io):
                 if manifest.added_snapshot_id != snapshot.snapshot_id or manifest.content != ManifestContent.DATA:
@@ -144,7 +148,7 @@ class IcebergReader(DataSourceReader):
     """Reads the newest snapshot of a table."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        self._log = IcebergLog(options)
+        self._log = IcebergHistory(options)
         self._rows = _FileRows(self._log, schema)
 
     def partitions(self) -> list[InputPartition]:
@@ -159,13 +163,13 @@ class IcebergStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads the rows that are appended to a table."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        self._log = IcebergLog(options)
+        self._log = IcebergHistory(options)
         self._rows = _FileRows(self._log, schema)
         self._begins_with_latest = options["begin"] == "latest"
         self._target: str | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a constant, because the end of the first micro-batch records where the query begins."""
+        """Return a constant. Where the query begins is a part of the end of its first micro-batch."""
         return {}
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -191,7 +195,7 @@ class IcebergStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class _FileRows:
     """Reads the rows of files, on the executors. Columns are found by their names."""
 
-    def __init__(self, log: IcebergLog, schema: StructType) -> None:
+    def __init__(self, log: IcebergHistory, schema: StructType) -> None:
         from tidelog.pipelines.sinks.arrow_types import arrow_schema
 
         table = log.table()

@@ -33,7 +33,7 @@ ENDS = "ends"
 
 def load_tail(pattern: str, context: SourceContext) -> "DataFrame":
     if isinstance(context.begin, int):
-        raise PipelineError(f"file {pattern}: a stream begins with the `earliest` or the `latest` lines, not at a time")
+        raise PipelineError(f"file {pattern}: a stream can begin with `earliest` or `latest`, but not with a timestamp")
     context.spark.dataSource.register(TailDataSource)
     options = {"pattern": pattern, "begin": context.begin or "earliest"}
     return context.spark.readStream.format(TailDataSource.name()).options(**options).load()

@@ -1,0 +1,55 @@
+"""The producer ids of the at-least-once sink (KIP-98).
+
+If the answer to a batch is lost, the batch is sent again. With a producer id and a sequence number, the brokers append
+it only once. A task that Spark runs again still writes its rows again.
+"""
+
+import os
+from collections.abc import Mapping
+
+from tidelog.client.blocking import Client
+from tidelog.model.ids import TopicPartition
+
+
+class Producer:
+    """A producer id, and the sequence number of the next record of each partition."""
+
+    def __init__(self, producer_id: int, producer_epoch: int) -> None:
+        self.producer_id = producer_id
+        self.producer_epoch = producer_epoch
+        self._next_sequences: dict[TopicPartition, int] = {}
+
+    def stamp(self, batches: Mapping[TopicPartition, bytearray]) -> None:
+        """Write the producer and the next sequence numbers into the headers of the batches."""
+        from pyspark_tidelog.outgoing import next_sequence, stamp
+
+        for tp, batch in batches.items():
+            sequence = self._next_sequences.get(tp, 0)
+            records = stamp(batch, self.producer_id, self.producer_epoch, sequence, is_transactional=False)
+            self._next_sequences[tp] = next_sequence(sequence, records)
+
+
+class Producers:
+    """The producers of one Python worker process, one for each cluster. All tasks of the process use them, one task
+    after the other, because a broker remembers each producer id for a day.
+    """
+
+    def __init__(self) -> None:
+        self._process = -1
+        self._by_cluster: dict[str, Producer] = {}
+
+    def acquire(self, client: Client, bootstrap: str) -> Producer:
+        """Return the producer for a task. Raises ApiError and ClientError if the cluster gives no producer id."""
+        if self._process != os.getpid():  # in a process that was forked, the producers belong to the parent
+            self._process, self._by_cluster = os.getpid(), {}
+        producer = self._by_cluster.get(bootstrap)
+        if producer is None:
+            producer = self._by_cluster[bootstrap] = Producer(*client.init_producer_id())
+        return producer
+
+    def discard(self, bootstrap: str) -> None:
+        """Forget the producer after a failure: nobody knows which of its sequence numbers the brokers have."""
+        self._by_cluster.pop(bootstrap, None)
+
+
+PRODUCERS = Producers()
