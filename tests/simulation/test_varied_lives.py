@@ -95,7 +95,7 @@ def elect_out_of_the_isr_too_early(patch: pytest.MonkeyPatch) -> None:
     elect = elections._elect
 
     def planted(state: Any, replicas: Any, isr: Any, elr: Any, rules: Any, *rest: Any) -> tuple[int, bool]:
-        if rules.unclean:
+        if rules.allows_unclean:
             return elect(state, tuple(reversed(replicas)), (), (), rules, *rest)
         return elect(state, replicas, isr, elr, rules, *rest)
 
