@@ -7,7 +7,8 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cli_harness import ENCODINGS, Ran, answering, tidelog
+from cli_harness import ENCODINGS, answering, tidelog
+from cli_harness.names import check_table
 from tidelog.wire.message import Message
 from tidelog.wire.messages.describe_cluster import DescribeClusterBroker, DescribeClusterResponse
 from tidelog.wire.messages.describe_configs import (
@@ -34,12 +35,6 @@ any_text = any_bytes.map(lambda data: data.decode("utf-8", "surrogateescape"))
 int32 = st.integers(-1, 3) | st.integers(-(1 << 31), (1 << 31) - 1)
 codes = st.sampled_from([0, 0, 0, 3, 29, 9999])
 numbers = st.lists(int32, max_size=3)
-
-
-def check_table(ran: Ran) -> None:
-    """Nothing in it steers a terminal, and the rows stay rows."""
-    for shown in (ran.text, ran.errors):
-        assert all(character.isprintable() or character == "\n" for character in shown)
 
 
 def named(document: dict[str, Any], field: str) -> str | None:

@@ -1,6 +1,5 @@
 """Commands on groups show groups with any names, and answers with any bytes."""
 
-import base64
 import itertools
 import os
 from collections.abc import Iterator
@@ -10,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cli_harness import ENCODINGS, Ran, answering, tidelog
+from cli_harness import ENCODINGS, answering, tidelog
+from cli_harness.names import check_table, escaped, name_of, named
 from tidelog.client.blocking import Client
 from tidelog.model.ids import TopicPartition
 from tidelog.testing import Broker
@@ -27,30 +27,6 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.samp
 )
 any_bytes = st.binary(max_size=12) | st.sampled_from([b"\xff", b"a\0b", b"\xed\xa0\x80", b"\x1b[2J", b""])
 numbers = itertools.count()
-
-
-def name_of(data: bytes) -> str:
-    return data.decode("utf-8", "surrogateescape")
-
-
-def named(document: dict[str, Any], field: str) -> str:
-    """A name in JSON, also one that is no text."""
-    encoded = document.get(f"{field}_base64")
-    return document[field] if encoded is None else name_of(base64.b64decode(encoded))
-
-
-def escaped(name: str) -> str:
-    """As it is typed with --escaped."""
-    whole = "".join(
-        f"\\x{ord(c) - 0xDC00:02x}" if 0xDC80 <= ord(c) <= 0xDCFF else c for c in name.replace("\\", "\\\\")
-    )
-    return whole.replace("\0", "\\0")
-
-
-def check_table(ran: Ran) -> None:
-    """Nothing in it steers a terminal, and the rows stay rows."""
-    for shown in (ran.text, ran.errors):
-        assert all(character.isprintable() or character == "\n" for character in shown)
 
 
 @pytest.fixture(scope="module")

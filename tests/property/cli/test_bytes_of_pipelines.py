@@ -9,7 +9,8 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cli_harness import ENCODINGS, Ran, tidelog
+from cli_harness import ENCODINGS, tidelog
+from cli_harness.names import check_table
 
 EXAMPLES = int(os.environ.get("TIDELOG_EXAMPLES", "12"))
 texts = st.text(max_size=12) | st.sampled_from(["a\0b", "\x1b[2J", "a\nb\r", "é漢😀", "\ud800", "\udcff", "running"])
@@ -34,12 +35,6 @@ statuses = st.fixed_dictionaries(
     },
 )
 files = st.binary(max_size=12) | (statuses | values).map(lambda document: json.dumps(document).encode())
-
-
-def check_table(ran: Ran) -> None:
-    """Nothing in it steers a terminal, and the rows stay rows."""
-    for shown in (ran.text, ran.errors):
-        assert all(character.isprintable() or character == "\n" for character in shown)
 
 
 @given(files, st.sampled_from(ENCODINGS))

@@ -6,7 +6,8 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cli_harness import ENCODINGS, Ran, answering, tidelog
+from cli_harness import ENCODINGS, answering, tidelog
+from cli_harness.names import check_table
 from tidelog.wire.message import Message
 from tidelog.wire.messages import describe_client_quotas as quotas
 from tidelog.wire.messages import describe_configs as configs
@@ -45,12 +46,6 @@ logs = st.builds(
     total_bytes=int64,
     usable_bytes=int64,
 )
-
-
-def check_table(ran: Ran) -> None:
-    """Nothing in it steers a terminal, and the rows stay rows."""
-    for shown in (ran.text, ran.errors):
-        assert all(character.isprintable() or character == "\n" for character in shown)
 
 
 @given(

@@ -1,6 +1,5 @@
 """Commands on transactions show transactional ids with any names, and answers with any bytes and numbers."""
 
-import base64
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cli_harness import ENCODINGS, Ran, answering, tidelog
+from cli_harness import ENCODINGS, answering, tidelog
+from cli_harness.names import check_table, escaped, named
 from tidelog.client.blocking import Client
 from tidelog.testing import Broker
 from tidelog.wire.message import Message
@@ -41,28 +41,6 @@ states = st.sampled_from(["Ongoing", "Empty", "PrepareCommit", "CompleteAbort"])
 int64 = st.integers(-1, 3) | st.integers(-(1 << 63), (1 << 63) - 1)
 int32 = st.integers(-1, 3) | st.integers(-(1 << 31), (1 << 31) - 1)
 int16 = st.integers(-1, 3) | st.integers(-(1 << 15), (1 << 15) - 1)
-
-
-def named(document: dict[str, Any], field: str) -> str:
-    """A name in JSON, also one that is no text."""
-    encoded = document.get(f"{field}_base64")
-    if encoded is None:
-        return str(document[field])
-    return base64.b64decode(encoded).decode("utf-8", "surrogateescape")
-
-
-def escaped(name: str) -> str:
-    """As it is typed with --escaped."""
-    whole = "".join(
-        f"\\x{ord(c) - 0xDC00:02x}" if 0xDC80 <= ord(c) <= 0xDCFF else c for c in name.replace("\\", "\\\\")
-    )
-    return whole.replace("\0", "\\0")
-
-
-def check_table(ran: Ran) -> None:
-    """Nothing in it steers a terminal, and the rows stay rows."""
-    for shown in (ran.text, ran.errors):
-        assert all(character.isprintable() or character == "\n" for character in shown)
 
 
 @pytest.fixture(scope="module")
