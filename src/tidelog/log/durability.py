@@ -106,9 +106,14 @@ class Durability:
         """
         return self._segments.active.size - self._snapshot_position >= SNAPSHOT_INTERVAL_BYTES
 
-    def is_settled(self, end_offset: int, epochs: "LeaderEpochs") -> bool:
+    def is_settled(self, end_offset: int, producers: "ProducerState", epochs: "LeaderEpochs") -> bool:
         """Return whether a clean stop would have nothing to write."""
-        newest = self.snapshots.offsets[-1] if self.snapshots.offsets else self._segments.items[0].base_offset
+        if self.snapshots.offsets:
+            newest = self.snapshots.offsets[-1]
+        elif producers.entries:  # the snapshot files are lost, and retention may have deleted the producers' batches
+            return False
+        else:
+            newest = self._segments.items[0].base_offset
         return newest == end_offset == self.recovery_point and not (
             self._roll_snapshots or self._segments_to_sync or epochs.dirty or self.directory_unsynced
         )
@@ -161,7 +166,7 @@ class Durability:
         """Write and sync all data. Blocks. Raises OSError. If the reason is a full disk or a lack of file descriptors,
         this method may be called again.
         """
-        if self.is_settled(end_offset, epochs):
+        if self.is_settled(end_offset, producers, epochs):
             return
         self._segments.active.finish()
         plan = self.plan(end_offset, producers, epochs, with_snapshot=True)

@@ -42,6 +42,8 @@ class CompactionModel(RuleBasedStateMachine):
         """Offset -> when it may go, for tombstones that a pass has met."""
         self.open: dict[int, int] = {}
         """Producer -> first offset of its transaction."""
+        self.ended: list[tuple[int, int]] = []
+        """First offset and marker's offset of each transaction that has ended."""
         self.clean_offset: int | None = None
         self.was_cut_behind_clean_part = False
         """Whether the end of the log was cut off after a pass of compaction."""
@@ -115,6 +117,7 @@ class CompactionModel(RuleBasedStateMachine):
         record = Record(b"\0\0" + kind.to_bytes(2), b"\0\0\0\0\0\1", self.on.now_ms)
         control = {"is_transactional": True, "is_control": True}
         self.on.append_batch(encode_batch([record], producer_id=producer, producer_epoch=0, **control))
+        self.ended.append((first, self.log.log_end_offset - 1))
         if kind == ABORT:
             self.records = [
                 r._replace(aborted=True) if r.producer == producer and r.offset >= first else r for r in self.records
@@ -208,12 +211,13 @@ class CompactionModel(RuleBasedStateMachine):
 
     def ends_transaction_after(self, offset: int) -> bool:
         """Whether a cut there would open a transaction again."""
-        return any(r.producer >= 0 and r.offset < offset for r in self.records) and offset < self.log.log_end_offset
+        return any(first < offset <= marker for first, marker in self.ended)
 
     def cut(self) -> None:
         self.records = [r for r in self.records if r.offset < self.log.log_end_offset]
         self.bases = [base for base in self.bases if base < self.log.log_end_offset]
         self.open = {producer: first for producer, first in self.open.items() if first < self.log.log_end_offset}
+        self.ended = [each for each in self.ended if each[1] < self.log.log_end_offset]
 
     # What happens to it
 

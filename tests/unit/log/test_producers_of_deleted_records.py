@@ -48,6 +48,23 @@ def test_deleted_records_count_for_the_sequence_after_a_kill(start_offset: int, 
         append(on, 8)
 
 
+def test_a_clean_stop_writes_the_producers_whose_snapshots_were_lost_and_whose_records_were_deleted() -> None:
+    on = LogOnDisk()
+    for number in range(3):
+        append(on, number)
+    on.log.roll(on.now_ms)
+    on.flush()
+    on.disk = on.disk.kill()
+    on.disk.remove(on.path(3, ".snapshot"))
+    on.open(clean=False)
+    on.config.retention_bytes = 0
+    on.log.apply_retention(on.now_ms, on.log.log_end_offset)
+    assert [segment.base_offset for segment in on.log.segments.items] == [3]
+    on.flush()  # so that the stop has no other reason to write
+    on.restart()
+    assert on.log.producers.entries[6].next_sequence == 3
+
+
 def test_deleted_records_count_for_the_sequence_after_a_cut() -> None:
     on = filled(snapshot_at=2, start_offset=4)
     on.truncate_to(5)
