@@ -1,4 +1,4 @@
-"""The producer ids of the at-least-once sink (KIP-98).
+"""Producers with sequence numbers, and the producer ids of the at-least-once sink (KIP-98).
 
 If the answer to a batch is lost, the batch is sent again. With a producer id and a sequence number, the brokers append
 it only once. A task that Spark runs again still writes its rows again.
@@ -14,19 +14,26 @@ from tidelog.model.ids import TopicPartition
 class Producer:
     """A producer id, and the sequence number of the next record of each partition."""
 
-    def __init__(self, producer_id: int, producer_epoch: int) -> None:
+    def __init__(self, producer_id: int, producer_epoch: int, *, is_transactional: bool = False) -> None:
         self.producer_id = producer_id
         self.producer_epoch = producer_epoch
+        self._is_transactional = is_transactional
         self._next_sequences: dict[TopicPartition, int] = {}
 
-    def stamp(self, batches: Mapping[TopicPartition, bytearray]) -> None:
-        """Write the producer and the next sequence numbers into the headers of the batches."""
+    def stamp(self, batches: Mapping[TopicPartition, bytearray]) -> list[TopicPartition]:
+        """Write the producer and the next sequence numbers into the headers of the batches. Return the partitions to
+        which the producer has not written before.
+        """
         from pyspark_tidelog.outgoing import next_sequence, stamp
 
+        new_partitions = [tp for tp in batches if tp not in self._next_sequences]
         for tp, batch in batches.items():
             sequence = self._next_sequences.get(tp, 0)
-            records = stamp(batch, self.producer_id, self.producer_epoch, sequence, is_transactional=False)
+            records = stamp(
+                batch, self.producer_id, self.producer_epoch, sequence, is_transactional=self._is_transactional
+            )
             self._next_sequences[tp] = next_sequence(sequence, records)
+        return new_partitions
 
 
 class Producers:

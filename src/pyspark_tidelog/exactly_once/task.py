@@ -9,6 +9,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from pyspark_tidelog.exactly_once.decision import BatchIdentity, Decision, State, TaskTransaction, task_id
 from pyspark_tidelog.exactly_once.waiting import named_wait
+from pyspark_tidelog.idempotent import Producer
 from tidelog.client.blocking import Client, StartedOperation
 from tidelog.client.errors import ClientError
 from tidelog.client.operations import Produced
@@ -75,23 +76,19 @@ class TransactionalSender:
         self._identity = identity
         self._decision = decision
         self._timeout_ms = timeout_ms
-        self._next_sequences: dict[TopicPartition, int] = {}
-        """The partitions of the transaction, each with the sequence number of its next record."""
+        self._stamping: Producer | None = None
+        """The producer of the transaction, which counts the sequence numbers. None before the first round."""
         self._in_flight: StartedOperation[dict[TopicPartition, Produced]] | None = None
         self.transaction: TransactionalProducer | None = None
 
     def send(self, batches: Mapping[TopicPartition, bytearray]) -> None:
         """Send the batches, after the acknowledgement of the previous round."""
-        from pyspark_tidelog.outgoing import next_sequence, stamp
-
-        if self.transaction is None:
+        if self.transaction is None or self._stamping is None:
             self.transaction = self._begin()
+            producer_id, epoch = self.transaction.producer_id, self.transaction.producer_epoch
+            self._stamping = Producer(producer_id, epoch, is_transactional=True)
         producer = self.transaction
-        new_partitions = [tp for tp in batches if tp not in self._next_sequences]
-        for tp, batch in batches.items():
-            sequence = self._next_sequences.get(tp, 0)
-            records = stamp(batch, producer.producer_id, producer.producer_epoch, sequence, is_transactional=True)
-            self._next_sequences[tp] = next_sequence(sequence, records)
+        new_partitions = self._stamping.stamp(batches)
         self.finish()
         if producer.version == 1 and new_partitions:
             self._client.add_partitions(producer, new_partitions)

@@ -2,10 +2,8 @@
 
 import itertools
 import os
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -27,13 +25,6 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.samp
 )
 any_bytes = st.binary(max_size=12) | st.sampled_from([b"\xff", b"a\0b", b"\xed\xa0\x80", b"\x1b[2J", b""])
 numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[Broker]:
-    with Broker() as broker:
-        tidelog("topic", "create", "t", "-b", broker.bootstrap)
-        yield broker
 
 
 @given(st.lists(texts, min_size=1, max_size=4, unique=True), st.sampled_from(ENCODINGS))

@@ -1,10 +1,8 @@
 """Commands on transactions show transactional ids with any names, and answers with any bytes and numbers."""
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -41,13 +39,6 @@ states = st.sampled_from(["Ongoing", "Empty", "PrepareCommit", "CompleteAbort"])
 int64 = st.integers(-1, 3) | st.integers(-(1 << 63), (1 << 63) - 1)
 int32 = st.integers(-1, 3) | st.integers(-(1 << 31), (1 << 31) - 1)
 int16 = st.integers(-1, 3) | st.integers(-(1 << 15), (1 << 15) - 1)
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[Broker]:
-    with Broker() as broker:
-        tidelog("topic", "create", "t", "-b", broker.bootstrap)
-        yield broker
 
 
 @given(st.lists(texts, min_size=1, max_size=4, unique=True), st.sampled_from(ENCODINGS))
