@@ -108,8 +108,8 @@ class _Types:
             return t.DoubleType()
         listed = ", ".join(kind.simpleString() for kind in kinds) or "null"
         raise SchemaError(
-            f"the Avro schema has a union of {listed}: only a union of null and one type, of int and long, or of float "
-            "and double is one column"
+            f"the Avro schema has a union of {listed}, which cannot be one column: a union may have one type and null, "
+            "or int and long, or float and double"
         )
 
     def _logical(self, schema: Any) -> "DataType | None":

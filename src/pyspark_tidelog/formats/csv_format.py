@@ -71,7 +71,8 @@ class CsvFormat(TextFormat):
         line = F.to_csv(record, ENCODE_DEFAULTS | self._options)
         fields = self.declared.fieldNames()
         if len(fields) == 1:
-            # Spark's to_csv fails if the only field is null. An empty line would be decoded as an empty value.
+            # Spark's to_csv fails if the only field is null. The line must not be empty either: `decode` refuses an
+            # empty line with the error EMPTY_VALUE. So the line is a pair of quotes.
             line = F.when(record[fields[0]].isNull(), F.lit(self._options["quote"] * 2)).otherwise(line)
         # to_csv alone returns an empty text for a null struct.
         return F.when(record.isNotNull(), line).cast("binary")

@@ -65,8 +65,10 @@ class Deadlines:
         return self._heap[0][0] if self._heap else None
 
     def due(self, now_ms: int) -> Iterator[Deadline]:
-        """Remove and yield the due deadlines in the order of their heap entries, which are too early for postponed
-        deadlines. Deadlines that become due by a call of `set` during the iteration are included.
+        """Remove and yield the deadlines that are due, in the order of their heap entries.
+
+        A deadline that was postponed may still have the heap entry of its earlier time, so the order can differ
+        from the order of the times. Deadlines that become due by a call of `set` during the iteration are included.
         """
         heap = self._heap
         while heap and heap[0][0] <= now_ms:

@@ -197,7 +197,8 @@ class GroupLags:
         partition = self._partitions.find(topic, index)
         if partition is None or partition.log.failure is not None:
             return None
-        # Records of older versions have no topic id. Their offsets are assumed to belong to the present topic.
+        # Commits that are stored in an older version of OffsetCommitValue have no topic id. They are assumed to belong
+        # to the present topic.
         return partition if topic_id in (NO_UUID, partition.topic_id) else None
 
 

@@ -177,8 +177,8 @@ def check_produced(
 ) -> BatchHeader:
     """Check the header and the CRC of the batch that a client sent for one partition, and return the header.
 
-    `buffer` must hold the whole batch. An incomplete second batch after it is ignored, and the caller must cut the
-    buffer at the header's `size`. A complete second batch is refused. With `framing_only`, only size and format are
+    An incomplete batch is refused. An incomplete second batch after the first one is ignored, and the caller must cut
+    the buffer at the header's `size`. A complete second batch is refused. With `framing_only`, only size and format are
     checked. The records are never decoded. A batch with one of the attribute bits `refused_kinds` is refused; for a
     request with a transactional id, this is only CONTROL_BIT. Raises InvalidRecord (also for magic 0 and 1, which
     Kafka 4 refuses), CorruptMessage, or ApiError, with the error codes of Kafka 4.3.1.
