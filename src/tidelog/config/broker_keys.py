@@ -498,7 +498,7 @@ KEYS: tuple[Key, ...] = (
         LIST,
         "broker,controller",
         ListOf(("broker", "controller"), may_be_empty=False),
-        doc="Roles of this process. They must include broker; a Tidelog broker is its own controller.",
+        doc="Roles of this process. They must include broker; any Tidelog broker can become the controller.",
         effect=True,
         read_only=True,
     ),
