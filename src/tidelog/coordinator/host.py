@@ -1,4 +1,4 @@
-"""The common base of all coordinators: they serve those partitions of one internal topic that this broker leads."""
+"""The coordinators of one internal topic on this broker. Groups and transactions have one `CoordinatorHost` each."""
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator
