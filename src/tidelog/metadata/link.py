@@ -298,7 +298,7 @@ class ControllerChannel(Protocol):
 
 
 class RequestExecutor(Protocol):
-    """The controller of this process, while it is the cluster's controller."""
+    """The controller in this process. It is active only while this broker has the cluster's controller lease."""
 
     @property
     def is_active(self) -> bool: ...

@@ -40,7 +40,7 @@ def iceberg(
 
     `catalog` is the name of a catalog in pyiceberg's configuration, or the properties of a catalog, as
     `{"type": "sql", "uri": "sqlite:////lake/catalog.db", "warehouse": "file:///lake"}`. The property `name`, by default
-    `default`, is the name of the catalog; the tables of a SQL catalog belong to its name.
+    `default`, is the catalog's name. A SQL catalog finds only tables that were created under the same catalog name.
 
     As a sink: the namespace and the table are created by the first micro-batch; `partition_by` names the columns by
     whose values the table is partitioned. Rows are appended; with the output mode `complete`, each micro-batch
