@@ -217,11 +217,11 @@ class Run:
             raise
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, *with_arguments: object) -> None:
         try:
             self._stop_now()
             for each in self.pipelines:
-                if raised:  # called by the `with` statement, and not by `__enter__` before it has all locks
+                if with_arguments:  # `with` passes arguments; `__enter__`, before it has all locks, passes none
                     each.write_status()
         finally:
             for state in self._states:
@@ -248,8 +248,9 @@ class Run:
         return all(each.has_ended for each in self.pipelines)
 
     def stop(self, timeout_s: float, while_waiting: Callable[[], None] = lambda: None) -> None:
-        """Let the running micro-batches end, and stop. After the timeout, interrupt the micro-batches, and wait for
-        them up to `stopping.STOP_MAX_S` more, and as long for a start. The statuses then name what has not ended.
+        """Let the running micro-batches end, and stop. After the timeout, interrupt the micro-batches. Then wait up to
+        `stopping.STOP_MAX_S` for a pipeline's start, and up to the same time again for its micro-batches. If something
+        has not ended after this, the statuses name it.
         """
         for each in self.pipelines:
             each.request_stop()
