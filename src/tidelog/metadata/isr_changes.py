@@ -107,7 +107,9 @@ def _check_proposal(state: PartitionState, broker_id: int, proposal: IsrProposal
     if proposal.recovery not in (RECOVERED, RECOVERING):
         raise ApiError(f"recovery state {proposal.recovery} is unknown", ErrorCode.INVALID_REQUEST)
     if proposal.recovery == RECOVERING and (len(members) > 1 or state.recovery == RECOVERED):
-        raise ApiError("a recovering leader must be alone in the ISR", ErrorCode.INVALID_REQUEST)
+        raise ApiError(
+            "a leader is recovering only if it is alone in the ISR and has not recovered yet", ErrorCode.INVALID_REQUEST
+        )
 
 
 def _check_members(image: MetadataImage, proposal: IsrProposal) -> None:

@@ -5,8 +5,8 @@ Nodes below the root:
     journal/BUCKET/POSITION   one entry; a bucket has BUCKET_ENTRIES of them. Entries are read by number, since the
                               list of the entries of a long journal would exceed ZooKeeper's limit (jute.maxbuffer)
     end, first                the position of the next entry, and the position of the first entry that is not deleted
-    leases/NAME               holder, epoch and term; ephemeral if the lease expires, so that the lease ends with the
-                              holder's session
+    leases/NAME               holder, epoch and term; ephemeral if the lease can expire, so that the lease ends with
+                              the holder's session
     epochs/NAME               the last epoch of that lease; this node is never deleted
     snapshot                  the pointer to the current snapshot
     snapshots/ID/PART         the parts of snapshots
@@ -87,8 +87,8 @@ class ZooKeeperStore(RemoteStore):
         """For each lease, the version of the node with its epoch."""
         self._terms: dict[Lease, LeaseTerm] = {}
         self._unchanged_since: dict[str, tuple[object, float]] = {}
-        """For each lease that expires: what identifies the state of its node (creation and version), and the time at
-        which this store has first seen this state."""
+        """For each lease that can expire: what identifies the state of its node (creation and version), and the time
+        at which this store has first seen this state."""
         self._events: dict[Any, None] = {}
         """Events of the waits that are in progress."""
 
@@ -339,8 +339,8 @@ class ZooKeeperStore(RemoteStore):
         self._check_lease(lease)
         sent_s = self._clock.monotonic()
         value, stat = self._get_with_stat("leases", _escaped(lease.name))
-        # The node of a lease that expires belongs to a session. If that session is an earlier one of this process, the
-        # servers delete the node soon, so the lease cannot be renewed. The owner of all other nodes is 0.
+        # The node of a lease that can expire belongs to a session. If that session is an earlier one of this process,
+        # the servers delete the node soon, so the lease cannot be renewed. The owner of all other nodes is 0.
         is_own = value is not None and decode_lease(lease.name, value) == lease
         if is_own and stat.ephemeralOwner in (0, self._session.session_id):
             path = self._path("leases", _escaped(lease.name))
