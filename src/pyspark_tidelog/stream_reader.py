@@ -142,7 +142,8 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._client = self._connected_lookup = None
 
     def _report_to_group(self, processed: Offsets) -> None:
-        """Commit the offsets before which everything is processed to the group of the option `groupId`, if it is set.
+        """If the option `groupId` is set, commit the offsets `processed` to this group. The query has processed all
+        records before them.
 
         Raises OptionError if the group has members when the query starts.
         """
