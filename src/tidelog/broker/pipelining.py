@@ -71,7 +71,7 @@ class Pipelining:
         try:
             for _ in range(len(queue)):  # a connection with further requests is added again
                 queue.popleft().resume_in_turn(requests_max)
-                if self._direct_left <= DIRECT_PER_TURN - REQUESTS_PER_TURN:  # this turn's requests were handled
+                if self._direct_left <= DIRECT_PER_TURN - REQUESTS_PER_TURN:  # enough requests for one turn
                     break
         finally:
             if queue:

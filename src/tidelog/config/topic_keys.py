@@ -270,7 +270,7 @@ KEYS: tuple[Key, ...] = (
         LONG,
         "0",
         AtLeast(0),
-        doc="Up to this time is subtracted from segment.ms, so that partitions begin new segments at different times.",
+        doc="Largest random time to subtract from segment.ms. So partitions begin new segments at different times.",
         synonyms=(
             ("log.roll.jitter.ms", 1),
             ("log.roll.jitter.hours", 3600000),

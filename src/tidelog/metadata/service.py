@@ -296,9 +296,9 @@ class MetadataService:
         """Append the claim, which is this controller's first entry, and begin to decide changes. Returns False if the
         lease was lost before the claim was appended.
 
-        If an earlier controller still appends an entry, that entry has the same position as the claim, so the append
-        fails. With `restarted`, and while the level of `tidelog.metadata.version` is 0, new leader epochs begin for the
-        partitions that this broker leads.
+        If an earlier controller has just stored an entry at the position of the claim, the append of the claim fails.
+        Then this broker replays that entry, and appends the claim after it. With `restarted`, and while the level of
+        `tidelog.metadata.version` is 0, new leader epochs begin for the partitions that this broker leads.
 
         Raises JournalError. For a lease that does not expire, also raises the exceptions of `Journal.append`.
         """

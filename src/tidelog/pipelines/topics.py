@@ -142,8 +142,8 @@ class Topic:
                 f.col(f"{DECODED}.error"),
                 f.lit(". Set dead_letters='TOPIC' in the declaration to put such records aside"),
             )
-            # The condition is true for every row. It is a filter, and not a column, so that Spark cannot leave it out
-            # when the function uses no field of the record.
+            # The condition raises the error, or is true. It is a filter, and not a column, so that Spark cannot leave
+            # it out when the pipeline's function uses no field of the record.
             kept = observed.where(f.when(unparsed, f.raise_error(message).cast("boolean")).otherwise(f.lit(True)))
         fields = [f.col(DECODED)["record"][name].alias(name) for name in self._field_names()]
         return kept.select(*fields, f.struct(*KAFKA_COLUMNS).alias("kafka"))

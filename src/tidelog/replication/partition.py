@@ -538,10 +538,10 @@ class Partition:
             raise self._refusal()
         end = replica.high_watermark if isolation == READ_UNCOMMITTED else self.last_stable_offset
         if start > end:
-            # The record at `start` is appended but not committed yet. The consumer waits for it, as at the log's end.
             if start > log.log_end_offset:
                 valid_range = f"{log.log_start_offset}..{log.log_end_offset} of {self.topic}-{self.index}"
                 raise OffsetOutOfRange(f"offset {start} is outside {valid_range}")
+            # Consumers may not read the records at `start` yet. The result is empty, and the consumer waits for them.
             start = end
         return log.read(start, bytes_max, end)
 
