@@ -8,8 +8,9 @@ The entries of a deleted partition are removed from the checkpoints, durably, be
 created. Otherwise the new log would look as if it had lost records at its end or start.
 
 A log's start offset is persisted before the first file below it is removed. Therefore a missing file above the start
-offset is noticed. In two cases, logs may begin with their first files instead: if the checkpoint of start offsets is
-missing or damaged, or if Kafka wrote the directory, because Kafka writes this checkpoint only at intervals.
+offset is noticed. In two cases, a log may lack its first files, and its start offset becomes the offset of the first
+file that exists: if the checkpoint of start offsets is missing or damaged, or if Kafka wrote the directory, because
+Kafka writes this checkpoint only at intervals.
 """
 
 import logging
@@ -148,7 +149,7 @@ class DataDirectory:
         try:
             offsets = read_offsets(self._disk, f"{self.path}/{name}")
         except CorruptLog as error:
-            logger.warning("checkpoint ignored, as after a crash the logs are recovered reason=%s", error)
+            logger.warning("checkpoint ignored, the logs are recovered as after a crash reason=%s", error)
             self.clean = False
             offsets = None
         if offsets is not None:

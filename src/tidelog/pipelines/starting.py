@@ -39,8 +39,8 @@ class Start:
         return self._queries
 
     def abandon(self, timeout_s: float) -> list[RunningQuery] | None:
-        """Return the queries to stop, which may be none; None if the start does not end in time. The thread then stops
-        the queries when it has started them.
+        """Return the queries that the caller must stop. If the start has not ended yet, the thread itself stops the
+        queries that it starts. In this case, return an empty list, or None if the thread does not end in time.
         """
         with self._lock:
             self._is_abandoned = not self._has_ended
