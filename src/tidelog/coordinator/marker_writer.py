@@ -156,8 +156,8 @@ class MarkerWriter:
         self._tasks.call_later(RETRY_DELAY_S, self._add, work, partitions)
 
     async def _send_all(self, broker_id: int) -> None:
-        """Send the markers that wait for this broker, until there are none. If the broker does not answer, all its
-        markers wait for a pause, and are then sent to those brokers that lead the partitions.
+        """Send the markers that wait for this broker, until there are none. If the broker does not answer, it gets its
+        next request after a pause. The unanswered markers are then sent to the brokers that lead the partitions by now.
         """
         waiting = self._waiting[broker_id]
         try:

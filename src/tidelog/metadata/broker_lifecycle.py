@@ -85,7 +85,7 @@ class BrokerLifecycle:
         self._heartbeat_is_due: asyncio.Future[None] = runtime.tasks.future()
         """Done when the next heartbeat must be sent without waiting for the interval."""
         self._next_answer: asyncio.Future[None] = runtime.tasks.future()
-        """Done at the next answer to a heartbeat."""
+        """Done when the controller accepts the next heartbeat."""
         self._failure_is_logged = False
         """Whether the log has a line about the current series of failed heartbeats."""
 
@@ -261,12 +261,12 @@ class BrokerLifecycle:
             return True
         if not self._failure_is_logged:
             self._failure_is_logged = True
-            logger.warning("heartbeat not answered error=%s reason=%s", answer.error.name, answer.message)
+            logger.warning("heartbeat not accepted error=%s reason=%s", answer.error.name, answer.message)
         return False
 
     def _accept(self, reply: HeartbeatReply) -> None:
         if self._failure_is_logged:
-            logger.info("heartbeats are answered again node=%d", self._node_id)
+            logger.info("heartbeats are accepted again node=%d", self._node_id)
         self._failure_is_logged = False
         if self._is_fenced and not reply.is_fenced:
             logger.info("broker unfenced node=%d epoch=%d", self._node_id, self.broker_epoch)

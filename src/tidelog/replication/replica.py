@@ -263,7 +263,7 @@ class Replica:
         self.leader = NO_LEADER
         self.leader_epoch = NO_EPOCH
         self.epoch_start = 0
-        """On a leader: the end of its log when its epoch began."""
+        """On a leader: the end of its log when it began to lead in its epoch, or resumed the epoch with a new lease."""
         self.end_offset = end_offset
         self.local_mark = end_offset
         self.high_watermark = min(high_watermark, end_offset)
@@ -340,7 +340,7 @@ class Replica:
         return effects
 
     def _begin_to_lead(self, event: BecameLeader, now_ms: int) -> list[Effect]:
-        """Begin the epoch. Its start offset is set before any record is appended in it."""
+        """Begin or resume the epoch. `epoch_start` is set before this leader appends the next record."""
         self.role = Role.LEADER
         self.leads = True
         self.leader = self.node_id
