@@ -130,8 +130,8 @@ def is_repeated(status: int) -> bool:
 
 
 def backoff_s(attempt: int, limits: Limits) -> float:
-    """Return the pause after failed attempt number `attempt`, from 1 on: at least half of its longest length, so that
-    the tasks of a query, which fail at the same time, do not repeat their requests at the same time.
+    """Return the pause after failed attempt number `attempt`, from 1 on. It is random, so that the tasks of a
+    query, which fail at the same time, do not repeat their requests at the same time.
     """
     longest_s = min(limits.pause_max_s, limits.first_pause_s * 2.0 ** min(attempt - 1, 32))
     return random.uniform(longest_s / 2, longest_s)  # noqa: S311  # not a secret

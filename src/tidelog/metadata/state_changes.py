@@ -66,7 +66,7 @@ class StateChanges:
 def _changed_fields(old: PartitionState, new: PartitionState) -> dict[str, Any]:
     """Return the fields of the `StateChange` from `old` to `new`, except its partitions."""
     # A `StateChange` does not contain epochs. It increments the partition epoch. It increments the leader epoch only if
-    # it contains a leader, so the leader depends on the leader epoch here: the same leader may begin a new epoch.
+    # it contains a leader. So the leader is included if the leader epoch changes, even if the leader remains the same.
     not_compared = ("leader", "leader_epoch", "partition_epoch")
     fields = {
         name: value for name, value in new._asdict().items() if name not in not_compared and value != getattr(old, name)
