@@ -169,8 +169,8 @@ class GroupCoordinators:
                     # The coordinator was closed or loaded again. Its remaining offsets do no harm, because offsets with
                     # the id of a deleted topic are never returned to clients.
                     break
-        # Groups are notified last: an assignment that is computed before the new image is published contains the
-        # topics of the old image.
+        # Groups are notified last. A heartbeat between this notification and the publication of the new image would
+        # compute an assignment from the old image, which contains the deleted topics.
         self._notify_topics_changed(old, new)
 
     def _notify_topics_changed(self, old: "MetadataImage", new: "MetadataImage") -> None:

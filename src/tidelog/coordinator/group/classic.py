@@ -262,8 +262,8 @@ class ClassicGroup(RebalancingGroup):
         return member_id in members or len(members) < self._settings.group_max_size
 
     def _supports(self, joining: JoinCall, protocols: Protocols) -> bool:
-        """Return whether all current members support at least one of the member's protocols. A member that joins again
-        is also compared with its own previous protocols, as in Kafka.
+        """Return whether at least one of the joining member's protocols is supported by all current members. A member
+        that joins again is also compared with its own previous protocols, as in Kafka.
 
         A protocol that the member names more than once does not count. If the only member of a group names every
         protocol more than once, Kafka never answers the join, and Tidelog refuses it.
