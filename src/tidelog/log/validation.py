@@ -159,7 +159,8 @@ def may_hide_times(batch: memoryview, header: "BatchHeader") -> bool:
     the header states an old timestamp or 0.
 
     A client that does not fill in the timestamps of its headers states 0. But old records with a correct header are
-    common, too. Therefore a bulk load of old records must not cause a full examination of each record.
+    common, too, and a full examination of a bulk load would be slow. So the timestamps of uncompressed records are
+    compared here, unless there are too many of them. For a compressed batch, the result is always True.
     """
     if header.attributes & CODEC_MASK:
         return True

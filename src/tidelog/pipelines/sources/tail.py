@@ -2,7 +2,8 @@
 
 The position of a stream is a number of bytes for each file. A file is identified by its device and inode, so it may be
 renamed (`app.log` to `app.log.1`) if the pattern also matches its new name. Only whole lines are read. A file that is
-shorter than its position was truncated, and is read from its beginning.
+shorter than its position was truncated, and is read from its beginning. Only a query with the trigger `availableNow`
+does not read such a file.
 """
 
 import glob
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 BYTES_MAX = 64 << 20
-"""Upper bound on the bytes of one file that a micro-batch reads, and so on the length of a line."""
+"""Upper bound on the bytes of one file that a micro-batch reads, and therefore also on the length of a line."""
 SCHEMA = StructType().add("value", "string").add("path", "string").add("position", "long")
 BEGINNINGS = "begun"
 """Key in an offset of the stream: where the first micro-batch begins in each file that existed then."""
