@@ -35,7 +35,7 @@ ONGOING = "Ongoing"
 ABORTED = ("PrepareAbort", "CompleteAbort")
 TIMEOUT_REMEDY = (
     "raise option kafka.transaction.timeout.ms (up to the broker's transaction.max.timeout.ms), or make the "
-    "micro-batches smaller; a second job with the same query id also aborts them"
+    "micro-batches smaller; perhaps a second job with the same query id aborted the transactions"
 )
 
 
@@ -111,7 +111,9 @@ class _Decider:
     """
 
     def __init__(self, client: Client, identity: BatchIdentity, timeout_ms: int) -> None:
-        """Fence older drivers of the query, abort their unfinished decision, and read the last decision."""
+        """Fence older drivers of the query, abort the transaction in which one of them was storing a decision, and read
+        the last decision.
+        """
         self._client = client
         self._identity = identity
         """The micro-batch that this driver writes. `decision` may be about an earlier one."""
@@ -186,7 +188,8 @@ class _Decider:
         try:
             self.store(self.decision._replace(state=State.FINISHED))
         except (ApiError, ClientError, WriteError) as error:
-            logger.warning("%s is written, but not marked as finished: %s", self._identity, error)
+            about = self._identity._replace(batch=self.decision.batch)
+            logger.warning("%s is written, but not marked as finished: %s", about, error)
             return False
         return True
 
@@ -213,9 +216,7 @@ class _Decider:
     def _proved_aborts(
         self, about: BatchIdentity, failures: Mapping[TransactionalProducer, ApiError]
     ) -> set[TransactionalProducer]:
-        """Return the producers, of those whose transactions could not be committed, whose transactions are certainly
-        aborted.
-        """
+        """Return the producers in `failures` whose transactions are certainly aborted."""
         names = [producer.transactional_id for producer in failures]
         with named_wait(self._identity, f"the states of the transactions of {about} cannot be read"):
             described = self._client.describe_transactions(names, until_timeout=True)
@@ -231,8 +232,8 @@ def _is_aborted(state: object, producer: TransactionalProducer, failure: ApiErro
 
     No other producer begins a transaction with the id before the decision is finished. So an aborted transaction with
     the producer's id is this one. Its epoch is the producer's epoch or, after a timeout and with transaction version 2,
-    the next epoch. The error INVALID_TXN_STATE proves that the broker recognised the producer, even if the
-    transactional id has a new producer id, because all epochs of the former one were used. If another program has sent
+    the next epoch. If all epochs of the producer id were used, the transactional id has a new producer id. Then the
+    error INVALID_TXN_STATE still proves that the broker recognised the producer. If another program has sent
     InitProducerId, the state is Empty and proves nothing.
     """
     if not isinstance(state, Transaction) or state.state not in ABORTED:
@@ -282,7 +283,7 @@ def _check_partial(identity: BatchIdentity, partial: Decision, results: Sequence
 
 
 def _repeat_remedy(batch: int) -> str:
-    return f"run the query again, or in a batch write, repeat batch {batch} with the same rows"
+    return f"run the query again (in a batch write: repeat batch {batch} with the same rows)"
 
 
 def _check_open(client: Client, identity: BatchIdentity, own: Sequence[TaskTransaction]) -> list[TransactionalProducer]:
