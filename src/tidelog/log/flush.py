@@ -1,5 +1,5 @@
 """The blocking part of a flush: sync and write the data that must be on the disk before a recovery point moves.
-Thread-safe.
+A plan may run on a thread while the event loop uses the log. Plans that share a `DirectorySyncs` run one by one.
 """
 
 from typing import TYPE_CHECKING, Protocol

@@ -142,8 +142,9 @@ class AppendQueue:
         return None
 
     def examine(self, batch: memoryview, done: OutcomeListener) -> None:
-        """Queue a batch for which `Partition.append` raised NotInline. A thread examines its records. Raises
-        RequestTimedOut if too many bytes wait already.
+        """Queue a batch that needs no recompression. It is appended in a later turn. If the examination of its records
+        takes too long for the event loop, a thread examines them first. Raises RequestTimedOut if too many bytes wait
+        already.
         """
         self._add(batch, done, ready=True)
         if len(self._entries) == 1:
