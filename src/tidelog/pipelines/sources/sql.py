@@ -229,7 +229,7 @@ class SqlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reader: TableReader | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a constant, because the end of the first micro-batch records where the query begins."""
+        """Return a constant. The position at which the query begins is stored in the end of its first micro-batch."""
         return {}
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -282,7 +282,7 @@ class SqlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 OPTION_NAMES = (
     "secretUrl", "secretOptions", "table", "column", "isTimestamp", "delayS", "rowsPerBatch", "rowsMax",
 )  # fmt: skip
-"""Options that the executors need."""
+"""The options that a reader keeps, on the driver and in the executors."""
 MANY_ROWS = 2**62
 """A limit of rows that no table reaches."""
 SPARK_TYPES: dict[str, DataType] = {
