@@ -2,8 +2,7 @@
 
 The position of a stream is a number of bytes for each file. A file is identified by its device and inode, so it may be
 renamed (`app.log` to `app.log.1`) if the pattern also matches its new name. Only whole lines are read. A file that is
-shorter than its position was truncated, and is read from its beginning. Only a query with the trigger `availableNow`
-does not read such a file.
+shorter than its position was truncated, and is read from its beginning.
 """
 
 import glob
@@ -76,7 +75,7 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The sizes of files at which a query with the trigger `availableNow` ends."""
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a constant, because the end of the first micro-batch records where the query begins."""
+        """Return a constant, because the end of the first micro-batch says where the query begins."""
         return {}
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -87,17 +86,20 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         files = self._files()
         begins: dict[str, int] = dict(start.get(ENDS, {}))
         if not start and self._begins_with_latest:
-            begins = {name: end_of_lines(path, 0, path.stat().st_size, bounded=False) for name, path in files.items()}
+            for name, path in files.items():
+                size = path.stat().st_size if self._sizes is None else self._sizes.get(name, 0)
+                begins[name] = end_of_lines(path, 0, size, bounded=False)
         ends = {}
         for name, path in files.items():
             size = size_of(name, path)
             if size is None:  # renamed a moment ago: the next call finds its new name
                 ends[name] = begins.get(name, 0)
                 continue
-            if self._sizes is not None:
-                size = min(size, self._sizes.get(name, 0))
             begin = begins.get(name, 0)
-            if size < begin and self._sizes is None:  # truncated
+            if self._sizes is not None:
+                # Nothing is read of a file that appeared after the query had begun.
+                size = min(size, self._sizes.get(name, begin))
+            if size < begin:  # truncated
                 begin = 0
             ends[name] = end_of_lines(path, begin, size)
         if not start:
