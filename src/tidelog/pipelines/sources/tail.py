@@ -87,8 +87,8 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begins: dict[str, int] = dict(start.get(ENDS, {}))
         if not start and self._begins_with_latest:
             for name, path in files.items():
-                size = path.stat().st_size if self._sizes is None else self._sizes.get(name, 0)
-                begins[name] = end_of_lines(path, 0, size, bounded=False)
+                end = path.stat().st_size if self._sizes is None else self._sizes.get(name, 0)
+                begins[name] = end_of_lines(path, 0, end, bounded=False)
         ends = {}
         for name, path in files.items():
             size = size_of(name, path)
