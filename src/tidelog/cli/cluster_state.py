@@ -224,8 +224,8 @@ def _with_details(
 def _describe_partitions(
     client: "Client", topics: Sequence[str]
 ) -> tuple[list[PartitionReplicas], dict[str, CommandError]]:
-    """Return the partitions of these topics, or of all topics, and the failures by topic. A topic of all topics that
-    was deleted meanwhile is left out.
+    """Return the partitions of these topics, or of all topics, and the failures by topic. If all topics are requested,
+    a topic that was deleted meanwhile is left out.
     """
     from tidelog.client.errors import ApiNotSupported
     from tidelog.wire.messages.describe_topic_partitions import (
@@ -295,8 +295,8 @@ def _from_metadata(client: "Client", topics: Sequence[str]) -> tuple[list[Partit
 def _has_failed(
     client: "Client", name: str, code: int, wanted: Sequence[str], failures: dict[str, CommandError]
 ) -> bool:
-    """Return whether the answer for a topic is an error, and add it to `failures`. `wanted` is empty if all topics were
-    asked for.
+    """Return whether the answer for a topic is an error. Add the error to `failures`, unless all topics were requested
+    (`wanted` is empty) and this topic was deleted meanwhile.
     """
     from tidelog.cli.cluster import no_such_topic, topic_names
     from tidelog.wire.errors import ErrorCode

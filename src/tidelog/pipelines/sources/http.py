@@ -239,12 +239,13 @@ class HttpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         while stored < pages_max:
             page = self._endpoint.page(cursor, count)
             records = page.records[known:]
-            is_last = page.cursor is None or page.cursor == cursor
-            if not records and is_last:
+            keeps_cursor = page.cursor is None or page.cursor == cursor
+            if not records and keeps_cursor:
                 break
-            # The last page has no cursor of a next page. The next poll requests it again, and skips the known records.
-            known = known + len(records) if is_last and self._endpoint.paging.cursor is not None else 0
-            cursor = cursor if is_last else page.cursor
+            # With `paging.cursor`, the last page has no cursor of a next page. The next poll requests the last page
+            # again, and skips the known records.
+            known = known + len(records) if keeps_cursor and self._endpoint.paging.cursor is not None else 0
+            cursor = cursor if keeps_cursor else page.cursor
             if records:
                 content = {"cursor": cursor, "known": known, "records_before": count, "records": records}
                 if not self._staging.add(number + stored + 1, content):
