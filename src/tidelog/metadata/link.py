@@ -223,8 +223,8 @@ class Answer(NamedTuple, Generic[R]):
     """The controller's answer: the value, or an error that concerns the whole request.
 
     After most errors, the request has changed nothing and will not change anything later. After REQUEST_TIMED_OUT, it
-    may have been executed, or may be executed later. After KAFKA_STORAGE_ERROR, it may have been executed if an append
-    to the broker's own store ended with StoreFailed.
+    may have been executed, or may be executed later. After KAFKA_STORAGE_ERROR, it may have been executed if the append
+    of its records ended with StoreFailed. Only a broker that uses its store alone returns this error after StoreFailed.
     """
 
     value: R | None
