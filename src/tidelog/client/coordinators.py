@@ -1,7 +1,7 @@
 """Find the coordinators of groups and of transactional ids, and send them requests (see `operations`).
 
-A key, the group id or the transactional id, may be any string that a broker sends: empty, with a NUL, or not UTF-8 (see
-`ClientConnection.answer`). Each key has its own result or failure.
+A key is a group id or a transactional id. It may be any string that a broker sends: empty, with a NUL, or not UTF-8
+(see `ClientConnection.answer`). Each key has its own result or failure.
 """
 
 from collections.abc import Callable, Sequence

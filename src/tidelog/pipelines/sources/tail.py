@@ -26,7 +26,8 @@ BYTES_MAX = 64 << 20
 """Upper bound on the bytes of one file that a micro-batch reads, and therefore also on the length of a line."""
 SCHEMA = StructType().add("value", "string").add("path", "string").add("position", "long")
 BEGINNINGS = "begun"
-"""Key in an offset of the stream: where the first micro-batch begins in each file that existed then."""
+"""Key in an offset of the stream: where the first micro-batch begins in each file. A file without an entry is read from
+its beginning."""
 ENDS = "ends"
 """Key in an offset of the stream: where the micro-batch ends in each file."""
 
