@@ -231,8 +231,8 @@ class DataDirectory:
             raise
 
     def _belongs_to_older_topic(self, key: TopicPartition, path: str, *, new: bool) -> bool:
-        """Return whether files or checkpoint entries under the partition's name belong to an older topic. The
-        partition has no directory, or one without a topic id.
+        """Return whether files or checkpoint entries under the partition's name belong to an older topic. Called only
+        if the partition has no directory, or if its directory has no topic id.
 
         If the partition is new on this broker, or a partition of this name was deleted before, all files and entries
         belong to an older topic. In any other case, entries without a directory belong to an older topic only if the

@@ -169,7 +169,7 @@ class IcebergStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: str | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a constant, because the end offset of the first micro-batch says where the query begins."""
+        """Return a constant, because the first call of `latestOffset` decides where the query begins (its `begin`)."""
         return {}
 
     def prepareForTriggerAvailableNow(self) -> None:
