@@ -29,7 +29,7 @@ class Lag(NamedTuple):
     """Time since the first report in which the topic had the oldest offset that is not yet processed. The offset has
     existed for at least this time. 0 if no offset is left to process."""
     partitions: Mapping[TopicPartition, int]
-    """The number of offsets of each partition."""
+    """The part of `records` in each partition."""
 
 
 class Report(NamedTuple):
@@ -61,7 +61,8 @@ class LagTracker:
 
     def __init__(self) -> None:
         self._reports: list[Report] = []
-        """The reports of offsets that are not yet processed, oldest first."""
+        """The newest report, and the earlier reports that name a partition end which the query has not reached yet;
+        oldest first."""
         self.lag: Lag | None = None
         """The lag at the latest report; None before the first report with offsets of a topic."""
 

@@ -54,7 +54,7 @@ class Role(Enum):
 
 class BecameLeader(NamedTuple):
     """The metadata names this broker as the leader. If the leader epoch is the current one, the ISR or the replicas
-    have changed.
+    have changed, or the broker has regained its lease.
     """
 
     leader_epoch: int
@@ -423,8 +423,8 @@ class Replica:
         elif own_end.leader_epoch == leader_end.leader_epoch:
             offset = min(leader_end.end_offset, own_end.end_offset)
         else:
-            # The follower has no record of the leader's epoch. After the cut, its next fetch names its own older epoch
-            # (KIP-279).
+            # The follower has no record of the epoch in `leader_end`. After the cut, its next fetch names the older
+            # epoch in `own_end` (KIP-279).
             offset = own_end.end_offset
         self._cut_is_running = True
         # If no record is at or above the offset, the cut still removes leader epochs without records.
