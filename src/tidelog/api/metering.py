@@ -114,8 +114,8 @@ class Meter:
 
     def throttle(self, throttle_ms: int) -> None:
         """Throttle the client for at least the time that the controller has computed."""
-        # A Metadata request is not throttled. Its response says that the topics do not exist yet, so the client repeats
-        # the request.
+        # A Metadata request is not throttled for the topics that it should create beyond the quota. Its response says
+        # that these topics do not exist, so the client repeats the request later.
         if self.api_key != METADATA_KEY:
             self.throttle_ms = max(self.throttle_ms, throttle_ms)
 
