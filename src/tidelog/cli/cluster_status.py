@@ -71,8 +71,9 @@ def state_words(part: PartitionReplicas) -> list[str]:
 
 
 def print_status(state: ClusterState, *, all_partitions: bool) -> None:
-    """Print the brokers, a summary, and the partitions with trouble. Without `all_partitions`, partitions whose only
-    trouble is "led by another" are omitted, and at most SHOWN_PARTITIONS are listed.
+    """Print the brokers, a summary, and the partitions that have trouble or are being moved. Without `all_partitions`,
+    partitions whose only trouble is "led by another" are omitted unless they are being moved, and at most
+    SHOWN_PARTITIONS are listed.
     """
     topics = len({part.topic for part in state.partitions})
     print_heading(

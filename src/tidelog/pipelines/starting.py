@@ -15,7 +15,7 @@ would delay the processes of another start (see `RunningQuery.wait_for_sources`)
 
 
 class Start:
-    """One start of a pipeline. It begins at once, or after the starts that began before."""
+    """One start of a pipeline. It begins as soon as no other start is running."""
 
     def __init__(self, start: Callable[[], list[RunningQuery]]) -> None:
         self._start = start

@@ -525,8 +525,8 @@ class Partition:
         self, start: int, bytes_max: int, isolation: int = READ_UNCOMMITTED, from_follower: bool = False
     ) -> "Slice":
         """Return whole batches below the high watermark or, for READ_COMMITTED, below the last stable offset. The first
-        batch is the one that contains `start`. With `from_follower`, the log is also read if this broker follows the
-        partition (KIP-392).
+        batch is the one that contains `start`. With `from_follower`, a consumer may also read while this broker is a
+        follower of the partition (KIP-392).
 
         Raises StorageError if the log is offline or deleted, NotLeaderOrFollower if this broker may not read it in its
         role, and OffsetOutOfRange if `start` is below the log start offset or above the log end offset.
