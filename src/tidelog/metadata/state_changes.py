@@ -40,7 +40,8 @@ class StateChanges:
         Raises ApiError (UNSUPPORTED_VERSION) if there may be brokers that cannot read the record.
         """
         partitions_by_fields: dict[tuple[tuple[str, Any], ...], dict[TopicId, list[int]]] = {}
-        # Many partitions have equal old and new states, so their changed fields are computed only once.
+        # Many partitions often change from the same old state to the same new state. The changed fields are computed
+        # only once for each such pair.
         known_fields: dict[tuple[PartitionState, PartitionState], tuple[tuple[str, Any], ...]] = {}
         for (topic_id, partition), new in self._new_states.items():
             old = self._image.topics_by_id[topic_id].partitions[partition]
