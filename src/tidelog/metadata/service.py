@@ -108,8 +108,8 @@ class MetadataService:
         self._renewal: asyncio.Task[None] | None = None
         self._running: asyncio.Task[None] | None = None
         self._claimed_at_start = False
-        """Whether this broker became the controller in `start`. If so, its claim has begun new leader epochs for the
-        partitions that it leads, and its registration need not do this again."""
+        """Whether this broker became the controller in `start`. If so, at metadata level 0, its claim has begun new
+        leader epochs for the partitions that it leads, and its registration need not do this again."""
         self.lifecycle: BrokerLifecycle | None = None
         """None if this broker has no channel to other brokers."""
         self._upkeep: ClusterUpkeep | None = None
