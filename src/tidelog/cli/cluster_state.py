@@ -116,7 +116,7 @@ class ClusterState(NamedTuple):
 def read_state(client: "Client") -> ClusterState:
     """Request the state of the whole cluster. Its `problems` name the details that a broker refuses to report.
 
-    Raises CommandError, ApiError and ClientError if the brokers, or all topics, cannot be described.
+    Raises CommandError, ApiError and ClientError if the request for the brokers or for the topics fails as a whole.
     """
     cluster_id, controller, brokers = read_brokers(client)
     partitions, failures = _describe_partitions(client, ())
@@ -225,7 +225,7 @@ def _describe_partitions(
     client: "Client", topics: Sequence[str]
 ) -> tuple[list[PartitionReplicas], dict[str, CommandError]]:
     """Return the partitions of these topics, or of all topics, and the failures by topic. If all topics are requested,
-    a topic that was deleted meanwhile is left out.
+    a topic that was deleted in the meantime is left out and is not a failure.
     """
     from tidelog.client.errors import ApiNotSupported
     from tidelog.wire.messages.describe_topic_partitions import (
@@ -295,8 +295,8 @@ def _from_metadata(client: "Client", topics: Sequence[str]) -> tuple[list[Partit
 def _has_failed(
     client: "Client", name: str, code: int, wanted: Sequence[str], failures: dict[str, CommandError]
 ) -> bool:
-    """Return whether the answer for a topic is an error. Add the error to `failures`, unless all topics were requested
-    (`wanted` is empty) and this topic was deleted meanwhile.
+    """Return whether the answer for a topic is an error, and add it to `failures`. `wanted` is empty if all topics were
+    asked for.
     """
     from tidelog.cli.cluster import no_such_topic, topic_names
     from tidelog.wire.errors import ErrorCode

@@ -39,7 +39,7 @@ class Verification:
             raise ApiError("the transaction has ended in the meantime", ErrorCode.INVALID_TXN_STATE)
 
     def marker_of_lost_end(self, now_ms: int) -> bytearray | None:
-        """Return the marker that must be appended before the records of the transaction; see the function."""
+        """Return the marker that must be appended before the transaction's records, if any; see the function below."""
         return marker_of_lost_end(self._partition, self._producer_id, self._producer_epoch, now_ms)
 
     def end(self) -> None:
@@ -60,7 +60,8 @@ def marker_of_lost_end(partition: "Partition", producer_id: int, producer_epoch:
 
     Call it when the coordinator has confirmed a transaction of `producer_epoch`. Then the earlier transaction has
     ended, but its marker was lost here, in a power cut or an unclean election. Nobody knows whether it was committed.
-    Without a marker, its records would become visible with those of the new transaction, even if it was aborted.
+    Without a marker, the records of the earlier transaction would become visible when the new one is committed, even
+    if the earlier one was aborted.
     """
     entry = partition.log.producers.entries.get(producer_id)
     if entry is None or entry.transaction_start < 0 or entry.epoch >= producer_epoch:
