@@ -8,8 +8,9 @@ groups that were replaced elsewhere.
 
 Half of the term is short enough, even if this process was paused. The lease is renewed after each third of its term. So
 if a new leader could be elected during a pause, the pause took two thirds of the term or more. After such a pause, this
-process handles fetches that were sent before the election. Therefore the guard does not use the time at which a fetch
-was handled. It uses `FetchTime.proved_ms`, a time after which the fetch was certainly sent.
+process may handle a fetch that was sent before the election. Therefore the guard does not use the time at which a fetch
+was handled. It uses `FetchTime.proved_ms`, a time after which the fetch was certainly sent. For a fetch that was sent
+before the election, this is a time before the pause, and so more than half of the term ago.
 """
 
 from collections.abc import Callable
