@@ -236,9 +236,7 @@ KEYS: tuple[Key, ...] = (
     Key(
         "retention.ms",
         LONG,
-        # The value in the recorded table of Kafka's settings (tests/golden/settings); in Kafka's code it is 604800000.
-        # No topic gets this default, because log.retention.hours always has a value, by default 168.
-        "5000",
+        "604800000",
         AtLeast(-1),
         doc="Age at which segments are deleted; -1 for no limit.",
         effect=True,
