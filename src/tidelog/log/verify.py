@@ -113,9 +113,9 @@ def verify(
 ) -> VerifyReport:
     """Verify a file, a partition's directory or a whole data directory. `records`: decode every record.
 
-    `tidelog_directories` says which data directories belong to Tidelog. The default contains only directories that
-    have a metadata store, or the file that states the address of the metadata store. Data that cannot be read becomes
-    a finding. Raises OSError if `path` does not exist.
+    `tidelog_directories` says which data directories belong to Tidelog. The default contains only directories with a
+    file `metadata.sqlite` (the metadata store itself) or `metadata.store` (the address of the metadata store). Data
+    that cannot be read becomes a finding. Raises OSError if `path` does not exist.
     """
     path = path.rstrip("/")
     if not disk.is_dir(path):
