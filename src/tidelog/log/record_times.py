@@ -108,7 +108,7 @@ def _equal_records(size: int, count: int) -> _EqualRecords | None:
             first = code + b"\0\0"  # attributes and timestamp delta
             record = f"{len(first)}s{stride - len(first)}x"
             return _EqualRecords(Struct(record * count).unpack_from, (first,) * count)
-    return None  # no length field fits into the remaining bytes
+    return None  # no record has exactly this size, whatever the size of its length field
 
 
 def _have_base_timestamp_by_column(batch: memoryview, start: int, count: int) -> bool:

@@ -232,7 +232,7 @@ class ZooKeeperStore(RemoteStore):
         for i, part in enumerate(parts):
             self._create(self._path("snapshots", parts_id, str(i)), part)
         if self._point_to(SnapshotPointer.of(snapshot, parts_id, len(parts))):
-            own_prefix = parts_prefix(snapshot.position)  # the ids of the parts of earlier snapshots are less
+            own_prefix = parts_prefix(snapshot.position)  # the ids of earlier snapshots' parts sort before it
             names = self._session.answer(self._session.client.get_children_async(self._path("snapshots")))
             self._delete_parts([name for name in sorted(names) if name < own_prefix])
             self._trim(snapshot.position)
