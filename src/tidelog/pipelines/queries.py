@@ -244,7 +244,7 @@ class RunningQuery:
                 self._close()
 
     def _let_write_close_sink(self) -> bool:
-        """Let the write that runs close the sink when it returns. Return False if no write runs."""
+        """Let the running write close the sink when the write returns. Return False if no write is running."""
         with self._lock:
             self._closes_after_write = self._is_writing
             return self._is_writing
@@ -372,7 +372,7 @@ def _start_query(
 
 
 def _sources_in(frame: "DataFrame", sources: Mapping[str, Topic]) -> list[str]:
-    """Return the sources that this DataFrame reads, by the names of their metrics in its plan."""
+    """Return the sources that this DataFrame reads. Its plan contains the names of their metrics."""
     plan = frame._jdf.queryExecution().analyzed().toString()
     return [parameter for parameter in sources if f"{METRIC}{parameter}," in plan]
 

@@ -62,7 +62,9 @@ class Cuts:
             await asyncio.wait([task])
 
     async def wait_for_threads(self) -> None:
-        """Wait until no thread cuts a log of a partition that was marked deleted before the call."""
+        """Wait for all threads that cut files now. Then no thread cuts the log of a partition that was marked deleted
+        before the call.
+        """
         for running in list(self._threads.values()):
             await asyncio.wait([running])
 

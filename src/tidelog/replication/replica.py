@@ -43,7 +43,8 @@ metadata."""
 
 class Role(Enum):
     OFFLINE = "offline"
-    """This broker neither leads nor follows the partition: the partition has no leader, or no replica on this broker.
+    """This broker neither leads nor follows the partition: the partition has no leader, this broker has no replica of
+    it, or this broker was the leader and its lease has ended.
     """
     FOLLOWER = "follower"
     LEADER = "leader"
