@@ -42,9 +42,10 @@ TIMEOUT_REMEDY = (
 def read_decision(client: Client, identity: BatchIdentity) -> Decision:
     """Return the last decision of the query, for a task.
 
-    If a driver is storing a decision at this moment, the result may be the decision before it. The task then writes its
-    rows, and its driver aborts the task's transaction. A task does not wait until the new decision is stored, because
-    the transaction in which a killed driver stores a decision remains open until its timeout.
+    If a driver is storing a decision at this moment, the result may be the decision before it. Then the task writes its
+    rows. If the new decision covers the task's micro-batch, the task's driver aborts the task's transaction. A task
+    does not wait until the new decision is stored, because the transaction in which a killed driver stores a decision
+    remains open until its timeout.
 
     Raises WriteError if the group's offsets are not a decision, or cannot be read in time.
     """
@@ -206,7 +207,8 @@ class _Decider:
                     "fewer: write with fewer tasks (coalesce), or raise the broker's offset.metadata.max.bytes"
                 ) from error
             except OffsetMetadataTooLarge as error:
-                # Smaller chunks are more chunks, so every chunk that the broker has already accepted is replaced.
+                # The next attempt has smaller chunks and therefore more of them. So it replaces every chunk that the
+                # broker has already accepted.
                 self._chunk_bytes //= 2
                 if self._chunk_bytes < CHUNK_BYTES_MIN:
                     raise OffsetMetadataTooLarge(
@@ -230,11 +232,11 @@ class _Decider:
 def _is_aborted(state: object, producer: TransactionalProducer, failure: ApiError) -> bool:
     """Return whether the state of a transactional id proves that the producer's transaction was aborted.
 
-    No other producer begins a transaction with the id before the decision is finished. So an aborted transaction with
-    the producer's id is this one. Its epoch is the producer's epoch or, after a timeout and with transaction version 2,
-    the next epoch. If all epochs of the producer id were used, the transactional id has a new producer id. Then the
-    error INVALID_TXN_STATE still proves that the broker recognised the producer. If another program has sent
-    InitProducerId, the state is Empty and proves nothing.
+    No other producer begins a transaction with this transactional id before the decision is finished. So if the state
+    has the same producer id, the aborted transaction is the producer's transaction. Its epoch is the producer's epoch
+    or, after a timeout and with transaction version 2, the next epoch. If all epochs of the producer id were used, the
+    transactional id has a new producer id. Then the error INVALID_TXN_STATE still proves that the broker recognised the
+    producer. If another program has sent InitProducerId, the state is Empty and proves nothing.
     """
     if not isinstance(state, Transaction) or state.state not in ABORTED:
         return False

@@ -401,11 +401,11 @@ class MetadataService:
         """
         if not self.controller.is_active:  # it is active already if `start` has appended the claim
             old = self.journal.image
-            is_claimed = await self._catch_up_for_claim(lease)
+            has_caught_up = await self._catch_up_for_claim(lease)
             if self._channel is None and self.journal.image.controller_epoch not in self._epochs:
                 lease.lose("another broker has been the controller")
                 raise LeaseLost("another broker has been the controller")
-            is_claimed = is_claimed and await self._claim(lease)
+            is_claimed = has_caught_up and await self._claim(lease)
             self._publish_since(old)
             if not is_claimed:
                 lease.lose("the controller lease ended before the claim was stored")
