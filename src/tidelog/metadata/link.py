@@ -223,8 +223,9 @@ class Answer(NamedTuple, Generic[R]):
     """The controller's answer: the value, or an error that concerns the whole request.
 
     After most errors, the request has changed nothing and will not change anything later. After REQUEST_TIMED_OUT, it
-    may have been executed, or may be executed later. After KAFKA_STORAGE_ERROR, it may have been executed if the append
-    of its records ended with StoreFailed. Only a broker that uses its store alone returns this error after StoreFailed.
+    may have been executed, or may be executed later. After KAFKA_STORAGE_ERROR, it has changed nothing if several
+    brokers share the store. If a broker uses its store alone, the request may have been executed, since the append of
+    its records may have ended with StoreFailed.
     """
 
     value: R | None
