@@ -104,8 +104,8 @@ NO_PRODUCER = ProducerIdAndEpoch(-1, -1)
 
 
 def list_transactions(cluster: Cluster, backoff: Backoff, wanted: TransactionFilter) -> Operation[TransactionListing]:
-    """Return the transactional ids that every broker coordinates, sorted. Raises GaveUp when no broker answers in
-    time.
+    """Ask each broker for the transactional ids that it coordinates. Return the ids of all brokers, sorted. Raises
+    GaveUp when no broker answers in time.
 
     A broker whose version cannot express the filter has an entry in `failures`.
     """

@@ -262,7 +262,10 @@ class OpenedTopic:
         pass
 
     def _encoded(self, batch: "DataFrame") -> "DataFrame":
-        """Return the columns key, value, headers, topic and partition, as far as they exist."""
+        """Return the columns for the Spark sink. With a value format, these are value and, as far as they exist, key,
+        headers and topic. Without one, these are the columns of `batch`; if the declaration names columns of the key,
+        `key` is made of them.
+        """
         from pyspark.sql import functions as f
 
         topic, subject = self._topic, f"pipeline {self._context.pipeline}: {self._topic.describe()}"
@@ -355,7 +358,7 @@ def topic(
     a format, all columns except headers and the columns of the key are encoded as the value. `key` names the columns of
     the key: one column is written as text, several as a JSON object. A row with a key whose other columns are all null
     is written as a tombstone, which deletes the key in a compacted topic. A missing topic is created with `partitions`
-    and `settings`. Without `name`, the column `topic` names the topic of each row.
+    and `settings`. Without `name`, the column `topic` names the topic of each row, and is not encoded in the value.
 
     `options` are further options of format("tidelog").
     """
