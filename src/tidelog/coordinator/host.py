@@ -28,7 +28,7 @@ WITHOUT_CONTROLLER = (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT)
 C = TypeVar("C", bound="Core")
 
 CACHED_KEYS_MAX = 20_000
-"""Upper bound on the cached partition numbers of keys (group ids)."""
+"""Upper bound on the cached partition numbers of keys. A key is a group id or a transactional id."""
 
 
 class CoordinatorHost(Generic[C]):

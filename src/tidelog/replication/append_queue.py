@@ -71,7 +71,7 @@ class _Entry:
         """The bytes to append. Recompression replaces them."""
         self.verification = verification
         """None for a batch without a transaction. If a marker ends the transaction during the wait, the batch
-        must not be appended: with version 1 it would begin a transaction that nobody ends."""
+        must not be appended: with a transaction version below 2, it would begin a transaction that nobody ends."""
         self.size = len(batch)
         """The size that is reserved in `QueuedBytes`."""
         self.done = done

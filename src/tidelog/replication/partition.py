@@ -204,7 +204,7 @@ class Partition:
                 if self._shared.stop_fetching is not None:
                     self._shared.stop_fetching(self)
                 if not was_leading:
-                    self._notify()  # fetches of consumers may wait on this follower
+                    self._notify()  # fetches that consumers sent to this follower may be waiting here
             if replica.leads and self._requires_sync and replica.end_offset > replica.local_mark and not self.frozen:
                 self._flusher.request(self)  # records that were appended as a follower may not be synced yet
         for effect in effects:
