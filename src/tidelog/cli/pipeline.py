@@ -451,8 +451,8 @@ def pack_command(
 ) -> None:
     """Pack Tidelog and the packages that its tasks need, for executors.
 
-    Executors need the same version of Python, PySpark, and nothing else.
-    Give the file to `tidelog pipeline run --archive`.
+    Executors need PySpark and the driver's version of Python, and nothing
+    else. Give the file to `tidelog pipeline run --archive`.
 
     Examples:
 

@@ -542,7 +542,7 @@ class DataDirectory:
         self.release()
 
     def release(self) -> None:
-        """Unlock. Unless `close_clean` was called, the next start recovers the logs as after a crash."""
+        """Unlock. If `begin` was called and `close_clean` was not, the next start recovers logs as after a crash."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None

@@ -173,7 +173,8 @@ class BrokerLifecycle:
         """Call `on_lease_over` at once if the lease has ended and its renewal has not noticed this yet.
 
         That happens after a pause of the whole process: requests that have arrived meanwhile are handled before the
-        timers of the renewal. Call this before an answer that must not be older than the lease.
+        timers of the renewal. Call this before a coordinator on this broker is used: after the end of the lease,
+        another broker may coordinate the same groups or transactions.
         """
         lease = self._lease
         if lease is None or lease.is_valid:
