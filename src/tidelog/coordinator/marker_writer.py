@@ -102,7 +102,8 @@ class MarkerWriter:
         self._senders: dict[int, asyncio.Task[None]] = {}
         """For each broker with markers, the task that sends them."""
         self._is_closed = False
-        # Each try to write markers may fail for hours, and each transaction of a broken client may be refused.
+        # A broker may be down for hours, and each transaction of a broken client may be refused. Without these limits,
+        # every attempt and every refusal would be logged.
         self._failure_lines = LogLimit(runtime.clock.monotonic)
         self._error_lines = LogLimit(runtime.clock.monotonic)
         self._refusal_lines = LogLimit(runtime.clock.monotonic)

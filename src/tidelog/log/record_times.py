@@ -191,8 +191,8 @@ def latest_record_timestamp_at(file: "File", position: int, size: int, fields: F
 
 
 def latest_timestamp_of(batch: "Buffer", fields: Fields) -> int:
-    """Return the largest timestamp of a batch in memory, by the rules of `latest_timestamp_at`. But only the size of
-    decompressed records is limited.
+    """Return the largest timestamp of a batch in memory, by the rules of `latest_timestamp_at`, but for a batch of any
+    size. If compressed records have more than INLINE_BYTES_MAX after decompression, return the header's timestamp.
     """
     latest = _latest_of_records(batch, INLINE_BYTES_MAX) if _header_is_wrong(fields) else None
     return fields[MAX_TIMESTAMP] if latest is None else latest
