@@ -72,8 +72,8 @@ class AvroFormat(Format):
 
     @cached_property
     def _id_and_schema(self) -> tuple[int | None, Any]:
-        """The schema of the columns, after its id in the registry. The id is None if it is not known. When values are
-        read, this schema is the reader's; when they are written, it is the writer's.
+        """The id of the columns' schema in the registry (None if the id is not known), and this schema. When values are
+        read, it is the reader's schema; when they are written, it is the writer's.
         """
         if self._declared_schema is not None:
             return self._schema_id, parsed_schema(self._declared_schema)

@@ -12,9 +12,9 @@ with equal `spare`, the rightmost one is left out first.
 
 4. The rows are printed as blocks instead of a table (`cli.blocks`), with all columns.
 
-If each row must remain one line (`Table.shorten`), only step 3 is done, until one column remains. First, the columns
+If each row must remain one line (`Table.shorten`), three other steps are done until the table fits. First, the columns
 with a `spare` of at least `BEFORE_NAMES` are left out. Second, names are shortened in the middle. Third, the other
-columns are left out.
+columns are left out one after another, whatever their `spare` is, but one column always remains.
 """
 
 import re

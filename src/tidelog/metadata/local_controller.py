@@ -236,7 +236,7 @@ class LocalController:
             return Answer(None, ErrorCode.REQUEST_TIMED_OUT)
 
     async def _change(self, decide: Decide[R]) -> Answer[R]:
-        """Run one change. Errors are returned as answers and not raised, since the caller may not wait any more."""
+        """Run one change. Errors are returned as answers and not raised, since the caller may have stopped waiting."""
         try:
             return await self._try_change(decide)
         except ApiError as error:

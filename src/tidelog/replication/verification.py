@@ -1,4 +1,4 @@
-"""The time between a question to a transaction's coordinator and the append that depends on the answer (KIP-890)."""
+"""Questions to a transaction's coordinator: check whether an answer still counts before the append (KIP-890)."""
 
 import logging
 from typing import TYPE_CHECKING

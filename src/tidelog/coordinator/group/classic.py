@@ -387,7 +387,7 @@ class ClassicGroup(RebalancingGroup):
     ) -> None:
         """Raise ApiError unless the sender of the commit may commit now. If it is a member, renew its session.
 
-        A transaction that began before a rebalance may still commit while the members wait for their assignments.
+        A transactional commit with the new generation is allowed even while the members wait for their assignments.
         """
         if generation < 0 and self.state is GroupState.EMPTY:
             return  # an administrator, or a consumer that assigns its partitions itself
