@@ -165,7 +165,7 @@ class Store(Protocol):
 
 
 class LeaseTerm:
-    """The time during which a holder may rely on its lease, even if its process is paused during this time.
+    """The time during which a holder may rely on its lease. This time also passes while the holder's process is paused.
 
     The term begins when the acquisition or renewal is sent, since the store's confirmation arrives some time later. It
     is measured with a monotonic clock: after a long pause of the process the term is over, even if no call has failed.

@@ -221,7 +221,7 @@ class Run:
         try:
             self._stop_now()
             for each in self.pipelines:
-                if with_arguments:  # `with` passes arguments; `__enter__`, before it has all locks, passes none
+                if with_arguments:  # there are none if `__enter__` has failed, perhaps before it had all locks
                     each.write_status()
         finally:
             for state in self._states:
