@@ -136,7 +136,7 @@ class TidelogStreamWriter(_Writer, DataSourceStreamArrowWriter):
         if options.identity is not None:
             raise OptionError(
                 "options exactlyOnceId and exactlyOnceBatch are for batch writes: Spark names the micro-batches of a "
-                "streaming query; remove them"
+                "streaming query; remove the options"
             )
         super().__init__(options, schema)
 

@@ -64,8 +64,8 @@ def refuse_empty_store(disk: "Disk", address: "StoreAddress", path: str) -> None
     has lost the metadata, or it is another store. A SQLite file that exists is not refused. Blocks.
     """
     if address.kind == "sqlite" and disk.exists(address.path):
-        # Perhaps the file has metadata that was not read, because reading changes the file after a crash. The start
-        # reads it later.
+        # Perhaps the file has metadata that was not read: after a crash, SQLite must write to the file before it can
+        # read it, but these checks change no file. The start reads the file later.
         return
     raise UnusableDirectories(
         f"{address} has no metadata, but {path} has data: correct metadata.store, or restore the store from a backup"

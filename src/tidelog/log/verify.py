@@ -502,7 +502,11 @@ class _Verifier:
         elif any(b <= a for a, b in pairwise(offsets)):
             self._result.add_finding(path, position, "the offsets of its records do not rise")
         elif offsets and not fields[BASE_OFFSET] <= offsets[0] <= offsets[-1] <= last_offset:
-            self._result.add_finding(path, position, f"its records have offsets {offsets[0]} to {offsets[-1]}")
+            reason = (
+                f"its records have offsets {offsets[0]} to {offsets[-1]}, but the batch states offsets "
+                f"{fields[BASE_OFFSET]} to {last_offset}"
+            )
+            self._result.add_finding(path, position, reason)
 
     def _read_counted(self, path: str) -> bytes:
         data = self._disk.read(path)
