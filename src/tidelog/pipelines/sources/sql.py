@@ -229,7 +229,7 @@ class SqlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reader: TableReader | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a constant. The position at which the query begins is stored in the end of its first micro-batch."""
+        """Return a constant. The position at which the query begins is in the end offset of its first micro-batch."""
         return {}
 
     def prepareForTriggerAvailableNow(self) -> None:
