@@ -182,7 +182,7 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: int | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a constant: the end of the first micro-batch contains the version after which the query begins."""
+        """Return a constant. The first call of `latestOffset` decides where the query begins, and its result says so."""
         return {}
 
     def prepareForTriggerAvailableNow(self) -> None:

@@ -61,7 +61,9 @@ def load_sql(source: "Sql", context: SourceContext) -> "DataFrame":
             "sql(..., timestamp='changed_at')"
         )
     if isinstance(context.begin, int) and source.timestamp is None:
-        raise PipelineError(f"{source.describe()}: a stream begins at a time only with sql(..., timestamp=COLUMN)")
+        raise PipelineError(
+            f"{source.describe()}: a stream that begins at a timestamp needs a column of times: sql(..., timestamp=COLUMN)"
+        )
     return context.spark.readStream.format(SqlDataSource.name()).options(**options).load()
 
 
@@ -229,7 +231,7 @@ class SqlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reader: TableReader | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a constant. The position at which the query begins is in the end offset of its first micro-batch."""
+        """Return a constant. The first call of `latestOffset` decides where the query begins, and its result says so."""
         return {}
 
     def prepareForTriggerAvailableNow(self) -> None:
