@@ -66,7 +66,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._group = GroupOffsets(options.group_id, self._connect_for_group) if options.group_id else None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a constant. The first call of `latestOffset` decides where the query begins, and its result says so."""
+        """Return a constant. The first call of `latestOffset` decides where the query begins; its result says so."""
         return NOTHING_READ
 
     def getDefaultReadLimit(self) -> ReadLimit:

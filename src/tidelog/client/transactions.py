@@ -285,7 +285,7 @@ def fence(
 
     With `expected`, raises ApiError PRODUCER_FENCED if the transactional id has another producer id, or if it has
     another epoch and no open transaction (KIP-360). An open transaction is aborted even if its epoch is not the
-    expected epoch. Raises ApiError.
+    expected epoch. Raises ApiError also for other errors that a repetition does not help.
     """
     request = InitProducerIdRequest(
         transactional_id=transactional_id,

@@ -182,7 +182,7 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: int | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a constant. The first call of `latestOffset` decides where the query begins, and its result says so."""
+        """Return a constant. The first call of `latestOffset` decides where the query begins; its result says so."""
         return {}
 
     def prepareForTriggerAvailableNow(self) -> None:

@@ -62,7 +62,7 @@ def load_sql(source: "Sql", context: SourceContext) -> "DataFrame":
         )
     if isinstance(context.begin, int) and source.timestamp is None:
         raise PipelineError(
-            f"{source.describe()}: a stream that begins at a timestamp needs a column of times: sql(..., timestamp=COLUMN)"
+            f"{source.describe()}: a stream that begins at a timestamp needs sql(..., timestamp=COLUMN)"
         )
     return context.spark.readStream.format(SqlDataSource.name()).options(**options).load()
 
@@ -231,7 +231,7 @@ class SqlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reader: TableReader | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a constant. The first call of `latestOffset` decides where the query begins, and its result says so."""
+        """Return a constant. The first call of `latestOffset` decides where the query begins; its result says so."""
         return {}
 
     def prepareForTriggerAvailableNow(self) -> None:

@@ -76,7 +76,7 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The sizes of files at which a query with the trigger `availableNow` ends."""
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a constant. The first call of `latestOffset` decides where the query begins, and its result says so."""
+        """Return a constant. The first call of `latestOffset` decides where the query begins; its result says so."""
         return {}
 
     def prepareForTriggerAvailableNow(self) -> None:
