@@ -54,8 +54,9 @@ T = TypeVar("T")
 
 SESSION_MS: Final = 12_000
 SESSION_SHARE: Final = 5 / 6
-"""A lease may last at most this share of a session. The servers report a session's last ping to their leader with a
-delay of less than one tick. So the leader may end the session earlier by this delay."""
+"""A lease may last at most this share of a session. A server reports a session's last ping to the leader of the servers
+after a delay of less than one tick. If the server fails before it reports this ping, the leader knows only an earlier
+ping, and ends the session earlier by up to this delay."""
 BUCKET_ENTRIES: Final = 10_000
 """Number of entries below one node."""
 PIPELINED_READS: Final = 100
@@ -353,7 +354,7 @@ class ZooKeeperStore(RemoteStore):
         raise lease_lost(lease)
 
     def _extend(self, lease: Lease, ttl_ms: int | None, sent_s: float) -> None:
-        """Note that the acquisition or renewal that was sent at `sent_s` has been confirmed."""
+        """Record that the term of the lease began at `sent_s`, when the confirmed acquisition or renewal was sent."""
         if ttl_ms is not None:
             term = self._terms[lease] = LeaseTerm(self._clock, ttl_ms)
             term.extend(sent_s)

@@ -55,7 +55,7 @@ class LagMonitor:
                 query.lag_records, query.lag_ms = None, None
                 if query.offsets and has_answer:
                     query.lag_records, query.lag_ms = self.measure(status.pipeline, query.offsets)
-                    # Without an answer, each further attempt would wait as long.
+                    # If the brokers did not answer, each further measurement would also wait until its timeout.
                     has_answer = query.lag_records is not None
 
     def measure(self, pipeline: str, offsets: Mapping[str, Mapping[str, int]]) -> tuple[int | None, int | None]:

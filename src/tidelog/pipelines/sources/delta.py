@@ -182,7 +182,9 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: int | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a constant. The first call of `latestOffset` decides where the query begins; its result says so."""
+        """Return a constant. The first call of `latestOffset` decides where the query begins, and returns this version
+        as `begin`.
+        """
         return {}
 
     def prepareForTriggerAvailableNow(self) -> None:
