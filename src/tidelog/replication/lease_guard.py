@@ -2,7 +2,7 @@
 
 The controller elects a member of the ISR as the new leader. A member that sends a fetch to this leader, in this leader
 epoch, does not lead the partition at that time. So this broker continues to lead a partition, for example while the
-store cannot be reached, if every other member has sent a fetch within the last half of a term of the lease. Otherwise a
+store cannot be reached, if the last fetch of every other member is at most half of the lease's term old. Otherwise a
 member may lead the partition now, and this broker would answer with records that are not the newest, or with offsets of
 groups that were replaced elsewhere.
 
