@@ -177,8 +177,8 @@ class LeaseTerm:
         self._end_s = 0.0
 
     def extend(self, sent_s: float) -> None:
-        """Note that the store has confirmed an acquisition or renewal. `sent_s` is the clock's time before it was
-        sent.
+        """Let the term begin at `sent_s`, the clock's time before the acquisition or renewal was sent that the store
+        has confirmed.
         """
         self._end_s = max(self._end_s, sent_s + (self._ttl_ms - LEASE_MARGIN_MS) / 1000)
 
