@@ -190,7 +190,8 @@ class Durability:
                 segment.transactions.unsynced = True
             else:
                 segment.indexes_unsynced = True
-        # The active segment is included, because a snapshot inside it is written after its indexes.
+        # If the plan has a snapshot inside the active segment, this segment is in the list, too: the next plan must
+        # sync the segment's indexes before it writes the snapshot.
         self._segments_to_sync = [
             *indexed_segments,
             *(segment for segment in self._segments_to_sync if segment not in indexed_segments),

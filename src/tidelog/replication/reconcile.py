@@ -193,8 +193,8 @@ class Reconciler:
         """Open the logs of partitions. Each item is a topic, an index, the settings, and whether the partition is new
         on this broker.
 
-        The log of a partition that is not new must exist. If it does not exist, a disk may be missing, and creating an
-        empty log would hide this.
+        If a partition is not new but has no log, its disk may be missing, and an empty log would hide this. Therefore
+        `DataDirectories.place` refuses such a partition if a directory is out of use or seems not to be mounted.
         """
         partitions = self._partitions
         await self._withdraw_synced_mark(config for _, _, config, _ in to_open)

@@ -1,4 +1,4 @@
-"""Questions to a transaction's coordinator: check whether an answer still counts before the append (KIP-890)."""
+"""Questions to a transaction's coordinator (KIP-890). Before an append, check whether the answer still counts."""
 
 import logging
 from typing import TYPE_CHECKING
@@ -13,9 +13,10 @@ logger = logging.getLogger("tidelog.replication")
 
 
 class Verification:
-    """One question about a producer's transaction in a partition. It begins before the coordinator is asked.
+    """One question about a producer's transaction in a partition. Create this object before the coordinator is asked:
+    `check` notices only what happens afterwards.
 
-    Raises InvalidProducerEpoch if the partition has a higher epoch of the producer.
+    The constructor raises InvalidProducerEpoch if the partition has a higher epoch of the producer.
     """
 
     __slots__ = ("_leader_epoch", "_partition", "_producer_epoch", "_producer_id", "_producers", "_token")
