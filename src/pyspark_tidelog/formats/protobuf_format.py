@@ -33,7 +33,8 @@ class ProtobufFormat(Format):
         if isinstance(message, str):
             if descriptors is None:
                 raise OptionError(
-                    f"format protobuf: the argument descriptors must be a file descriptor set that contains {message}"
+                    "format protobuf: the argument descriptors is missing: "
+                    f"pass a file descriptor set that contains {message}"
                 )
             self._name, self._descriptors = message, _descriptor_set(descriptors)
         elif hasattr(message, "DESCRIPTOR"):

@@ -154,7 +154,7 @@ def wrap_lines(text: str, width: int) -> list[str]:
 def has_one_value(table: Table, index: int) -> bool:
     """Whether every row has the same value in the column, so that it may move above the table.
 
-    A column with a total in the footer, or a column that is never left out (negative `spare`), stays in the table.
+    A column with a total in the footer, or a column with a negative `spare`, stays in the table.
     """
     has_total = index < len(table.footer) and table.footer[index] and index > 0
     return table.columns[index].spare >= 0 and not has_total and len({row[index] for row in table.rows}) == 1
