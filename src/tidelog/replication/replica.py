@@ -326,6 +326,7 @@ class Replica:
         if event.leader_epoch == self.leader_epoch and self.isr is not None:
             if event.partition_epoch <= self.isr.partition_epoch:
                 return []
+            self.isr.min_insync_replicas = event.min_insync_replicas
             self.isr.commit(event.replicas, event.isr, event.partition_epoch)
             self._update_is_alone()
             return self._advance(now_ms)
