@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from tidelog.cli import cluster_features, cluster_moves
+from tidelog.cli.cluster_growth import with_warnings
 from tidelog.cli.cluster_state import PartitionReplicas, read_partitions, read_state
 from tidelog.cli.cluster_status import DEGRADED, brokers_table, is_degraded, print_status, state_json
 from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, ClientSettings, connect
@@ -67,6 +68,10 @@ def status(
     under-replicated   some replicas are not in sync
     led by another     the leader is not the first replica, which is preferred
 
+    A cluster that was grown from one broker gets warnings until its
+    metadata has the newest level and its internal topics have enough
+    replicas.
+
     The exit code is 0 if all brokers are active and all replicas are in
     sync, 3 if not or if a topic cannot be described, and 1 if no broker
     answers.
@@ -78,7 +83,7 @@ def status(
     $ tidelog cluster status --json | jq .under_min_isr
     """
     with connect(bootstrap, client).open() as cluster_client:
-        state = read_state(cluster_client)
+        state = with_warnings(cluster_client, read_state(cluster_client))
     if json:
         print_json(state_json(state))
     else:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from cli_harness import Answer, AnsweringBroker, answering, tidelog
-from tidelog.cli import cluster_moves
+from tidelog.cli import cluster_growth, cluster_moves
+from tidelog.cli.cluster_features import FeatureLevel
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsResponse,
@@ -203,6 +204,62 @@ def test_a_broker_that_cannot_report_fenced_brokers(monkeypatch: pytest.MonkeyPa
     with answering(old, {"DescribeCluster": 1}) as broker:
         fake.broker = broker
         assert tidelog("cluster", "status", "--json", "-b", broker.bootstrap).json()["healthy"] is True
+
+
+def grown(cluster: FakeCluster, replicas: list[int], *, factor: str = "3", code: int = 0) -> None:
+    """Let `__consumer_offsets` have these replicas, and the brokers this `offsets.topic.replication.factor`."""
+    internal = DescribeTopicPartitionsResponseTopic(
+        name="__consumer_offsets",
+        partitions=[
+            DescribeTopicPartitionsResponsePartition(
+                partition_index=index, leader_id=brokers[0], replica_nodes=brokers, isr_nodes=brokers
+            )
+            for index, brokers in enumerate(([1, 2, 3], replicas))
+        ],
+    )
+
+    def describe_configs(request: Any) -> DescribeConfigsResponse:
+        (resource,) = request.resources
+        if resource.resource_type == 2:
+            return cluster.describe_configs(request)
+        assert (resource.resource_type, resource.resource_name) == (4, "1")
+        config = DescribeConfigsResourceResult(name="offsets.topic.replication.factor", value=factor)
+        result = DescribeConfigsResult(code, None, 4, "1", configs=[config])
+        return DescribeConfigsResponse(results=[result])
+
+    cluster.broker.answers["DescribeTopicPartitions"] = lambda _: DescribeTopicPartitionsResponse(topics=[internal])
+    cluster.broker.answers["DescribeConfigs"] = describe_configs
+
+
+def test_status_warns_of_an_internal_topic_with_too_few_replicas(cluster: FakeCluster) -> None:
+    grown(cluster, [1])
+    ran = tidelog("cluster", "status")
+    (warning,) = [line for line in ran.text.splitlines() if line.startswith("Warning: ")]
+    assert "__consumer_offsets has 1 replica, and offsets.topic.replication.factor asks for 3" in warning
+    assert warning.endswith("tidelog cluster reassign --topics __consumer_offsets --replicas 3 --execute")
+    state = tidelog("cluster", "status", "--json").json()
+    assert (state["healthy"], [f"Warning: {text}" for text in state["warnings"]]) == (True, [warning])
+    grown(cluster, [1], factor="2")
+    assert "asks for 2" in tidelog("cluster", "status").text
+    grown(cluster, [1], factor="9")
+    assert "asks for 3" in tidelog("cluster", "status").text, "there are three brokers"
+    for replicas, factor in (([1], "1"), ([2, 1], "2"), ([1, 2, 3], "3")):
+        grown(cluster, replicas, factor=factor)
+        assert "Warning" not in tidelog("cluster", "status").text
+    grown(cluster, [1], code=29)
+    assert "Warning" not in (ran := tidelog("cluster", "status")).text
+    assert "it is not known whether the cluster lacks replicas" in ran.errors
+
+
+@pytest.mark.parametrize(("feature", "level", "warns"), [
+    ("tidelog.metadata.version", 0, True), ("tidelog.metadata.version", 1, False), ("metadata.version", 0, False),
+])  # fmt: skip
+def test_status_warns_until_the_metadata_has_the_level_of_a_cluster(
+    feature: str, level: int, warns: bool, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_growth, "read_levels", lambda _: [FeatureLevel(feature, level, 1)])
+    warnings = tidelog("cluster", "status", "--json").json()["warnings"]
+    assert [warning.endswith(": tidelog cluster upgrade --execute") for warning in warnings] == [True] * warns
 
 
 def test_a_plan_changes_nothing_unless_it_is_executed(cluster: FakeCluster) -> None:
