@@ -8,8 +8,10 @@
 The other commands:
 
     read B OFFSET [rack=R]        latest B        delete-records B OFFSET       create-topic NAME B
+    elect preferred|unclean B     send ElectLeaders to broker B
     coordinator G B               commit G B OFFSET                             committed G B
-    kill|start|stop|pause|resume B
+    kill|start|stop|pause|resume|cut-power B
+    empty B                       delete the data directory of broker B, which does not run
     isolate B                     cut broker B off from the other brokers and from the store; clients still reach it
     lose-answers B                calls of broker B reach the store, but their answers are lost
     heal                          end the faults of links
@@ -27,11 +29,14 @@ from tidelog.client.error_codes import error_name
 from tidelog.client.errors import BrokerUnreachable
 from tidelog.client.operations import LATEST
 from tidelog.simulation import shared_store
+from tidelog.simulation.cluster import DATA
+from tidelog.simulation.medium import PowerCutOdds
 from tidelog.simulation.member import SimMember
 from tidelog.simulation.world import simulated
 from tidelog.wire.message import Message
 from tidelog.wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from tidelog.wire.messages.delete_records import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
+from tidelog.wire.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
 from tidelog.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from tidelog.wire.messages.find_coordinator import FindCoordinatorRequest
 from tidelog.wire.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
@@ -144,6 +149,12 @@ class Play:
         if answer is not None:
             self._answers.append(error_name(answer.topics[0].error_code))
 
+    async def _elect(self, words: list[str], options: dict[str, str]) -> None:
+        kind = {"preferred": 0, "unclean": 1}[words[0]]
+        answer = await self._ask(words[1], ElectLeadersRequest(kind, [TopicPartitions(TOPIC, [0])], 3_000))
+        if answer is not None:
+            self._answers.append(error_name(answer.replica_election_results[0].partition_result[0].error_code))
+
     async def _coordinator(self, words: list[str], options: dict[str, str]) -> None:
         answer = await self._ask(words[1], FindCoordinatorRequest(key_type=0, coordinator_keys=[words[0]]))
         if answer is not None:
@@ -182,6 +193,12 @@ class Play:
 
     async def _resume(self, words: list[str], options: dict[str, str]) -> None:
         self._node(words[0]).host.resume()
+
+    async def _cut_power(self, words: list[str], options: dict[str, str]) -> None:
+        self._node(words[0]).cut_power(PowerCutOdds(keep=0.0, torn=0.0, wrong_size=0.0))
+
+    async def _empty(self, words: list[str], options: dict[str, str]) -> None:
+        self._node(words[0]).host.disk.remove_tree(DATA)
 
     async def _isolate(self, words: list[str], options: dict[str, str]) -> None:
         node = self._node(words[0])
