@@ -1,4 +1,4 @@
-"""The commands `tidelog cluster`: status, brokers, elect, reassign, drain, upgrade."""
+"""The commands `tidelog cluster`: status, brokers, elect, reassign, drain, unregister, upgrade."""
 
 import sys
 from typing import Annotated
@@ -47,6 +47,7 @@ def cluster() -> None:
     $ tidelog cluster elect
     $ tidelog cluster reassign --brokers 1,2,3,4
     $ tidelog cluster drain 3
+    $ tidelog cluster unregister 3
     """
 
 
@@ -309,6 +310,31 @@ def drain(
     with connect(bootstrap, client).open() as cluster_client:
         execution = cluster_moves.Execution(execute, True, throttle, undo, json)
         return cluster_moves.drain(cluster_client, broker, execution, only_leaders=leaders)
+
+
+@app.command()
+def unregister(
+    broker: Annotated[int, typer.Argument(metavar="BROKER", show_default=False, help="The broker's number.")],
+    json: AsJson = False,
+    bootstrap: Bootstrap = LOCALHOST,
+    client: ClientSettings = [],  # noqa: B006
+) -> None:
+    """Remove a broker that was emptied and stopped from the cluster.
+
+    Until then, the cluster expects the broker to return, and `cluster status`
+    shows it as fenced. A broker that runs or has replicas is refused: drain
+    it first, then stop it. A broker that starts again is registered again.
+
+    Examples:
+
+    $ tidelog cluster unregister 3
+    """
+    with connect(bootstrap, client).open() as cluster_client:
+        cluster_moves.unregister(cluster_client, broker)
+    if json:
+        print_json({"unregistered": broker})
+    else:
+        print(f"Broker {broker} is no longer registered.")
 
 
 @app.command()

@@ -1,4 +1,7 @@
-"""What a cluster still lacks that was grown from one broker, or from fewer brokers: `tidelog cluster status` warns of it."""
+"""What a cluster still lacks that was grown from one broker, or from fewer brokers.
+
+`tidelog cluster status` warns of it.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -21,23 +24,28 @@ FACTORS = {
 
 
 def with_warnings(client: "Client", state: ClusterState) -> ClusterState:
-    """Return the state with its warnings. If the brokers refuse to report what is needed for them, `problems` says why."""
+    """Return the state with its warnings. If the brokers refuse to report what is needed, the reason is added to
+    `problems`.
+    """
     from tidelog.client.errors import ClientError
     from tidelog.wire.errors import ApiError
 
     try:
         return state._replace(warnings=growth_warnings(client, state))
     except (CommandError, ClientError, ApiError) as error:
-        return state._replace(problems=[*state.problems, f"it is not known whether the cluster lacks replicas: {error}"])
+        return state._replace(
+            problems=[*state.problems, f"it is not known whether the cluster lacks replicas: {error}"]
+        )
 
 
 def growth_warnings(client: "Client", state: ClusterState) -> list[str]:
-    """Return a warning for each step of growth that is not done; empty for one broker.
+    """Return a warning for each step of growth that is not done; empty while fewer than two brokers are active.
 
     The steps are the level of the metadata, without which no other broker becomes the leader when a broker fails, and
     the replicas of the internal topics. Raises CommandError and ClientError if the brokers refuse to answer.
     """
-    if len(state.brokers) < 2:
+    active_count = len(state.brokers) - len(state.fenced)
+    if active_count < 2:
         return []
     warnings = []
     if any(each.feature == METADATA_FEATURE and not each.level for each in read_levels(client)):
@@ -49,15 +57,16 @@ def growth_warnings(client: "Client", state: ClusterState) -> list[str]:
     for part in state.partitions:
         if part.topic in FACTORS:
             fewest[part.topic] = min(len(part.replicas), fewest.get(part.topic, len(part.replicas)))
-    small = [topic for topic, replicas in fewest.items() if replicas < len(state.brokers)]
+    small = [topic for topic, replicas in fewest.items() if replicas < active_count]
     factors = _replication_factors(client) if small else {}
     for topic in small:
-        possible = min(factors.get(FACTORS[topic][0], 1), len(state.brokers))
+        possible = min(factors.get(FACTORS[topic][0], 1), active_count)
         if fewest[topic] < possible:
+            setting, users = FACTORS[topic]
+            remedy = f"tidelog cluster reassign --topics {topic} --replicas {possible} --execute"
             warnings.append(
-                f"{topic} has {counted(fewest[topic], 'replica')}, and {FACTORS[topic][0]} asks for {possible}: if its "
-                f"brokers fail, {FACTORS[topic][1]} cannot work. Add replicas: tidelog cluster reassign --topics {topic} "
-                f"--replicas {possible} --execute"
+                f"{topic} has {counted(fewest[topic], 'replica')}, and {setting} asks for {possible}: if its brokers "
+                f"fail, {users} cannot work. Add replicas: {remedy}"
             )
     return warnings
 

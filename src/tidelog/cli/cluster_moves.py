@@ -1,4 +1,4 @@
-"""Show, start, watch and cancel moves of replicas: for `tidelog cluster reassign` and `drain`."""
+"""Show, start, watch and cancel moves of replicas: for `tidelog cluster reassign`, `drain` and `unregister`."""
 
 import json as json_module
 import sys
@@ -7,8 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tidelog.cli.cluster_requests import alter_reassignments, clear_throttle, elect_leaders, set_throttle
-from tidelog.cli.cluster_state import Move, racks_of, read_brokers, read_moves, read_partitions
+from tidelog.cli.cluster_requests import (
+    alter_reassignments,
+    clear_throttle,
+    elect_leaders,
+    set_throttle,
+    unregister_broker,
+)
+from tidelog.cli.cluster_state import ClusterBroker, Move, racks_of, read_brokers, read_moves, read_partitions
 from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.reassignment_plan import (
     PlannedMove,
@@ -250,13 +256,33 @@ def remove_throttle(client: "Client", topics: Sequence[str], *, quiet: bool = Fa
 # Draining
 
 
-def drain(client: "Client", broker: int, execution: Execution, *, only_leaders: bool) -> int:
-    """Move all replicas, or only the leaderships, away from the broker. Return the exit code."""
+def registered_with(client: "Client", broker: int) -> list[ClusterBroker]:
+    """Return all registered brokers. Raises CommandError if `broker` is not one of them."""
     _, _, registered = read_brokers(client)
     if broker not in {other.number for other in registered}:
         raise CommandError(
             f"there is no broker {broker}; the cluster has {comma_separated(other.number for other in registered)}"
         )
+    return registered
+
+
+def unregister(client: "Client", broker: int) -> None:
+    """Remove the registration of a broker that does not run and has no replicas. Raises CommandError."""
+    registered = registered_with(client, broker)
+    remaining = [part for part in read_partitions(client) if broker in part.replicas]
+    if remaining:
+        raise CommandError(
+            f"broker {broker} has {counted(len(remaining), 'replica')}, for example of {remaining[0]}: move them away "
+            f"with tidelog cluster drain {broker} --execute, also if the broker is lost"
+        )
+    if not next(other.is_fenced for other in registered if other.number == broker):
+        raise CommandError(f"broker {broker} is active, and would register again: stop it first")
+    unregister_broker(client, broker)
+
+
+def drain(client: "Client", broker: int, execution: Execution, *, only_leaders: bool) -> int:
+    """Move all replicas, or only the leaderships, away from the broker. Return the exit code."""
+    registered = registered_with(client, broker)
     partitions = read_partitions(client)
     if not only_leaders:
         others = [other.number for other in registered if other.number != broker and not other.is_fenced]

@@ -93,8 +93,8 @@ class Target(NamedTuple):
     unclean_broker: int | None = None
     """A broker that may have lost records from its log. It is removed from the ISR and the ELR."""
     has_lost_directory: bool = False
-    """Whether `unclean_broker` has lost a data directory, perhaps with all records. If it was the last known leader, it is
-    forgotten, unless the partition has no other replica."""
+    """Whether `unclean_broker` has lost a data directory, perhaps with all records. If it was the last known leader, it
+    is forgotten, unless the partition has no other replica."""
     prefer_first: bool = False
     """Whether the first replica becomes the leader if it may lead. Otherwise the current leader remains if possible."""
 

@@ -39,6 +39,7 @@ from tidelog.wire.messages.list_partition_reassignments import (
     OngoingTopicReassignment,
 )
 from tidelog.wire.messages.metadata import MetadataResponse, MetadataResponseBroker
+from tidelog.wire.messages.unregister_broker import UnregisterBrokerResponse
 from tidelog.wire.messages.update_features import UpdateFeaturesResponse
 
 
@@ -67,6 +68,9 @@ class FakeCluster:
             "ElectLeaders": self.elect,
             "IncrementalAlterConfigs": self.alter_configs,
             "UpdateFeatures": lambda request: UpdateFeaturesResponse(),
+            "UnregisterBroker": lambda request: UnregisterBrokerResponse(
+                0, self.refuses.get(request.broker_id, 0), None
+            ),
         }
 
     def requests(self, name: str) -> list[Any]:
@@ -243,11 +247,15 @@ def test_status_warns_of_an_internal_topic_with_too_few_replicas(cluster: FakeCl
     assert "asks for 2" in tidelog("cluster", "status").text
     grown(cluster, [1], factor="9")
     assert "asks for 3" in tidelog("cluster", "status").text, "there are three brokers"
+    cluster.fenced = {3}
+    assert "asks for 2" in tidelog("cluster", "status", code=3).text, "a fenced broker cannot get replicas"
+    cluster.fenced = set()
     for replicas, factor in (([1], "1"), ([2, 1], "2"), ([1, 2, 3], "3")):
         grown(cluster, replicas, factor=factor)
         assert "Warning" not in tidelog("cluster", "status").text
     grown(cluster, [1], code=29)
-    assert "Warning" not in (ran := tidelog("cluster", "status")).text
+    ran = tidelog("cluster", "status")
+    assert "Warning" not in ran.text
     assert "it is not known whether the cluster lacks replicas" in ran.errors
 
 
@@ -348,6 +356,23 @@ def test_leaderships_are_drained(cluster: FakeCluster) -> None:
     assert cluster.replicas == {0: [2, 1], 1: [2, 1]}
     assert cluster.leaders == {0: 2, 1: 2}
     assert "--leaders moves no data" in tidelog("cluster", "drain", "1", "--leaders", "--throttle", "1", code=2).errors
+
+
+def test_a_broker_without_replicas_that_does_not_run_is_unregistered(cluster: FakeCluster) -> None:
+    refused = tidelog("cluster", "unregister", "2", code=1).errors
+    assert "broker 2 has 2 replicas, for example of orders-0: move them away with tidelog cluster drain 2" in refused
+    assert (
+        "broker 3 is active, and would register again: stop it first"
+        in tidelog("cluster", "unregister", "3", code=1).errors
+    )
+    assert "there is no broker 9; the cluster has 1, 2, 3" in tidelog("cluster", "unregister", "9", code=1).errors
+    assert not cluster.requests("UnregisterBroker")
+    cluster.fenced = {3}
+    assert tidelog("cluster", "unregister", "3").text == "Broker 3 is no longer registered.\n"
+    assert tidelog("cluster", "unregister", "3", "--json").json() == {"unregistered": 3}
+    assert [request.broker_id for request in cluster.requests("UnregisterBroker")] == [3, 3]
+    cluster.refuses = {3: ErrorCode.BROKER_ID_NOT_REGISTERED}
+    assert "BROKER_ID_NOT_REGISTERED" in tidelog("cluster", "unregister", "3", code=1).errors
 
 
 def test_preferred_leaders_are_elected(cluster: FakeCluster) -> None:

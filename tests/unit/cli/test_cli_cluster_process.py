@@ -160,7 +160,9 @@ def test_one_broker_grows_into_three(start: Any, tmp_path: Path) -> None:
     read = tidelog(bootstrap, "consume", "orders", "--from-beginning", "-n", 20).split()
     assert sorted(map(int, read)) == list(range(20))
     too_few = tidelog(bootstrap, "cluster", "drain", 3, code=1)
-    assert "broker 3 cannot be emptied: no other active broker is free for its replica of __consumer_offsets-0" in too_few
+    assert (
+        "broker 3 cannot be emptied: no other active broker is free for its replica of __consumer_offsets-0" in too_few
+    )
     running.stop()
 
 
