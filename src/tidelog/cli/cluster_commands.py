@@ -242,8 +242,8 @@ def reassign(
     Without options, the command lists the moves that are not finished.
     --json prints a plan in the format of Kafka's kafka-reassign-partitions;
     --plan reads such a plan. --throttle limits the traffic. With --watch,
-    the limit is removed after the last move; without --watch, remove it with
-    --clear-throttle. --undo writes the plan that moves the replicas back.
+    the limit is removed after the last move, and --cancel removes it, too.
+    Otherwise remove it with --clear-throttle. --undo writes the plan that moves the replicas back.
 
     The exit code is 1 if a move was refused.
 

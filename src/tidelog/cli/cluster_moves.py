@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 POLL_S = 0.5
 """Time in seconds between two requests of --watch for the unfinished moves."""
 
+READS_MAX = 10
+"""Upper bound on the requests for the replicas after moves have ended."""
+
 Partition = tuple[str, int]
 
 
@@ -121,7 +124,10 @@ def show_or_execute(client: "Client", moves: Sequence[PlannedMove], execution: E
         wait_for(client, {(move.topic, move.partition) for move in started}, quiet=execution.json)
         if execution.throttle is not None:
             remove_throttle(client, list(dict.fromkeys(move.topic for move in moves)), quiet=True)
-    if execution.watch:
+        not_moved = without_new_replicas(client, started)
+        report(not_moved)
+        failures |= not_moved
+        started = [move for move in started if (move.topic, move.partition) not in not_moved]
         print_done(execution, f"Done: {counted(len(started), 'partition')}.", started)
     else:
         print_done(
@@ -132,6 +138,26 @@ def show_or_execute(client: "Client", moves: Sequence[PlannedMove], execution: E
         if execution.throttle is not None and not execution.json:
             print("To remove the limit of --throttle after the moves: tidelog cluster reassign --clear-throttle")
     return 1 if failures else 0
+
+
+def without_new_replicas(client: "Client", moves: Sequence[PlannedMove]) -> dict[Partition, CommandError]:
+    """Return the errors of the moves that have ended although the partitions do not have the new replicas.
+
+    A broker that has not followed the end of the moves yet still reports the former replicas, so it is asked again.
+    """
+    for _ in range(READS_MAX):
+        replicas = {(part.topic, part.partition): part.replicas for part in read_partitions(client)}
+        if all(replicas.get((move.topic, move.partition)) == move.after for move in moves):
+            return {}
+        time.sleep(POLL_S)
+    return {
+        (move.topic, move.partition): CommandError(
+            "the move was cancelled or replaced; the replicas are on "
+            + (comma_separated(replicas.get((move.topic, move.partition), ())) or "no broker, the topic was deleted")
+        )
+        for move in moves
+        if replicas.get((move.topic, move.partition)) != move.after
+    }
 
 
 def print_done(execution: Execution, text: str, moves: Sequence[PlannedMove]) -> None:
@@ -230,10 +256,18 @@ def wait_for(client: "Client", partitions: set[Partition], *, quiet: bool) -> No
 
 
 def cancel_moves(client: "Client", topics: Sequence[str], json: bool) -> int:
-    """Cancel the unfinished moves. The replicas remain on their former brokers. Return the exit code."""
+    """Cancel the unfinished moves, and remove the limit of --throttle: it would also limit replicas that fetch missing
+    records later. The replicas remain on their former brokers. Return the exit code.
+    """
     moves = select_moves(read_moves(client), topics)
     failures = alter_reassignments(client, dict.fromkeys(moves)) if moves else {}
     cancelled = {partition: move for partition, move in moves.items() if partition not in failures}
+    if cancelled:
+        cancelled_topics = list(dict.fromkeys(topic for topic, _ in cancelled))
+        if read_moves(client):
+            clear_throttle(client, [], cancelled_topics)  # the rates of the brokers are needed for the other moves
+        else:
+            remove_throttle(client, cancelled_topics, quiet=True)
     if json:
         print_json(moves_json(cancelled))
     else:

@@ -298,6 +298,36 @@ def test_a_plan_is_executed_and_watched_with_a_limit(cluster: FakeCluster, tmp_p
     assert cluster.replicas == {0: [1, 2], 1: [2, 1]}
 
 
+def test_a_move_that_another_client_cancels_is_not_reported_as_done(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_for = cluster_moves.wait_for
+
+    def cancel_first(*arguments: Any, **options: Any) -> None:
+        del cluster.unfinished[1]
+        wait_for(*arguments, **options)
+
+    monkeypatch.setattr(cluster_moves, "wait_for", cancel_first)
+    ran = tidelog("cluster", "drain", "2", "--execute", code=1)
+    assert ran.text.endswith("Done: 1 partition.\n")
+    assert "Error: orders-1: the move was cancelled or replaced; the replicas are on 2, 1\n" in ran.errors
+
+
+def test_cancelling_removes_the_limit_that_other_moves_do_not_need(cluster: FakeCluster) -> None:
+    tidelog("cluster", "reassign", "--brokers", "1,3", "--execute", "--throttle", "1000")
+    assert {value for own in cluster.settings.values() for value in own.values()} == {
+        "1000", "0:1,0:2,1:2,1:1", "0:3,1:3",
+    }  # fmt: skip
+    cluster.unfinished = {number: (after, 100) for number, (after, _) in cluster.unfinished.items()}
+    cluster.refuses = {1: ErrorCode.INVALID_REPLICA_ASSIGNMENT}
+    assert tidelog("cluster", "reassign", "--cancel", code=1).text == "Cancelled: 1 move.\n"
+    assert set(cluster.settings[2, "orders"].values()) == {None}
+    assert set(cluster.settings[4, "1"].values()) == {"1000"}
+    cluster.refuses = {}
+    tidelog("cluster", "reassign", "--cancel")
+    assert {value for own in cluster.settings.values() for value in own.values()} == {None}
+
+
 def test_a_refused_move_is_reported(cluster: FakeCluster) -> None:
     cluster.refuses = {0: ErrorCode.INVALID_REPLICA_ASSIGNMENT}
     ran = tidelog("cluster", "reassign", "--brokers", "1,3", "--execute", code=1)

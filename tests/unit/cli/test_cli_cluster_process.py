@@ -208,7 +208,6 @@ def test_replicas_are_moved_throttled_cancelled_and_drained(start: Any, tmp_path
     assert tidelog(bootstrap, *reassign, "--cancel") == "Cancelled: 6 moves.\n"
     assert tidelog(bootstrap, *reassign) == "No partition moves.\n"
     assert replicas_of(bootstrap, "orders") == before
-    tidelog(bootstrap, *reassign, "--clear-throttle")
     assert settings_of(bootstrap, "orders") == set()
 
     undo = tmp_path / "undo.json"
@@ -219,7 +218,12 @@ def test_replicas_are_moved_throttled_cancelled_and_drained(start: Any, tmp_path
     brokers = {broker["broker"]: broker for broker in json.loads(tidelog(bootstrap, "cluster", "brokers", "--json"))}
     assert (brokers[3]["leaders"], brokers[3]["replicas"]) == (0, 0)
 
-    tidelog(bootstrap, *reassign, "--plan", undo, "--execute", "--watch")
+    tidelog(bootstrap, *reassign, "--plan", undo, "--execute", "--throttle", 100_000_000)
+    wait_until_in_sync(bootstrap)
+    tidelog(bootstrap, *reassign, "--watch")
+    assert settings_of(bootstrap, "orders")
+    tidelog(bootstrap, *reassign, "--clear-throttle")
+    assert settings_of(bootstrap, "orders") == set()
     assert replicas_of(bootstrap, "orders") == before
     tidelog(bootstrap, "cluster", "drain", 1, "--leaders", "--execute")
     brokers = {broker["broker"]: broker for broker in wait_until_in_sync(bootstrap)["brokers"]}
