@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tidelog.testing import Cluster
+
 LIMIT_S = 90.0
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("TIDELOG_")}
 
@@ -157,6 +159,8 @@ def test_one_broker_grows_into_three(start: Any, tmp_path: Path) -> None:
     status = wait_until_in_sync(bootstrap)
     assert [broker["replicas"] for broker in status["brokers"]] == [3, 3, 3]
     assert warned_of(bootstrap) == []
+    settings = json.loads(tidelog(bootstrap, "topic", "config", "orders", "--all", "--json"))
+    assert settings["min.insync.replicas"]["value"] == "2"
     read = tidelog(bootstrap, "consume", "orders", "--from-beginning", "-n", 20).split()
     assert sorted(map(int, read)) == list(range(20))
     too_few = tidelog(bootstrap, "cluster", "drain", 3, code=1)
@@ -231,3 +235,47 @@ def test_replicas_are_moved_throttled_cancelled_and_drained(start: Any, tmp_path
     read = tidelog(bootstrap, "consume", "orders", "--from-beginning", "-n", 18_000).split()
     assert sorted(read) == sorted(records.split() * 6)
     running.stop()
+
+
+def shown_in(bootstrap: str, code: int, *arguments: object, words: list[str]) -> str:
+    """Repeat the command until its output has all the words. Return the output."""
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        ran = subprocess.run(
+            [sys.executable, "-m", "tidelog", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            env=ENVIRONMENT | {"TIDELOG_BOOTSTRAP": bootstrap, "COLUMNS": "200"},
+            timeout=LIMIT_S,
+        )
+        if ran.returncode == code and all(word in ran.stdout for word in words):
+            return ran.stdout
+        assert time.monotonic() < deadline, ran.stdout + ran.stderr
+        time.sleep(0.1)
+
+
+def test_partitions_with_trouble_are_visible(tmp_path: Path) -> None:
+    with Cluster(3) as cluster:
+        bootstrap = cluster.bootstrap
+        tidelog(bootstrap, "topic", "create", "orders", "--partitions", 1)
+        tidelog(bootstrap, "topic", "create", "alone", "--partitions", 1, "--replicas", 1)
+        ((first,),) = replicas_of(bootstrap, "alone")
+        second, third = (number for number in cluster.numbers if number != first)
+        cluster.kill(first)
+        words = ["fenced", "Partitions: 1 offline, 1 under min ISR, 2 under-replicated"]
+        status = shown_in(bootstrap, 3, "cluster", "status", words=words)
+        assert re.search(r"(?m)^alone +0 +offline +none ", status), status
+        assert re.search(r"(?m)^orders +0 +under-replicated ", status), status
+        assert "under-replicated" in tidelog(bootstrap, "topic", "describe", "orders")
+        cluster.kill(second)
+        status = shown_in(bootstrap, 3, "cluster", "status", words=["2 under min ISR"])
+        row = rf"(?m)^orders +0 +under min ISR, under-replicated[a-z ,]* {third} +\d, \d, \d +{third} +{second}$"
+        assert re.search(row, status), status
+        described = tidelog(bootstrap, "topic", "describe", "orders")
+        assert "under min ISR" in described
+        assert re.search(rf"\b{second}\b", described), "the eligible leader replica"
+        cluster.start(first)
+        cluster.start(second)
+        shown_in(
+            bootstrap, 0, "cluster", "status", words=["Every partition has a leader, and all replicas are in sync"]
+        )
