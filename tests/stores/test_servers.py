@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -343,14 +344,13 @@ def test_etcd_forgets_old_revisions_after_a_snapshot(running: Callable[[str, int
         assert lease is not None
         for position in range(5):
             await store.append(position, b"%d" % position, lease)
-        gateway = EtcdGateway("etcd://test", running("etcd", 1).addresses)
-        revision = gateway.read("/v3/kv/range", {"key": to_text(b"none")})["header"]["revision"]
-        early = {"key": to_text(b"none"), "revision": str(int(revision) - 1)}
-        gateway.read("/v3/kv/range", early)
-        await store.save_snapshot(Snapshot(4, b"state"))
-        with pytest.raises(StoreFailed, match="compacted"):
+        with closing(EtcdGateway("etcd://test", running("etcd", 1).addresses)) as gateway:
+            revision = gateway.read("/v3/kv/range", {"key": to_text(b"none")})["header"]["revision"]
+            early = {"key": to_text(b"none"), "revision": str(int(revision) - 1)}
             gateway.read("/v3/kv/range", early)
-        gateway.close()
+            await store.save_snapshot(Snapshot(4, b"state"))
+            with pytest.raises(StoreFailed, match="compacted"):
+                gateway.read("/v3/kv/range", early)
 
     environment.run(scenario())
 
