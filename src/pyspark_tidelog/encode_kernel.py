@@ -2,8 +2,9 @@
 
 `decode_kernel` is the module for the other direction.
 
-The functions that are called for each record are inlined. If they were called with a column, the compiled code would
-count the references to the column's arrays at each call, which takes ten times as long as the encoding itself.
+The functions that measure or write one field of a record get its whole column, and are inlined. Without inlining, the
+compiled code would count the references to the column's arrays at each call, which takes ten times as long as the
+encoding itself.
 """
 
 from typing import Any, NamedTuple

@@ -112,7 +112,7 @@ def _previous(value: Any) -> Any:
 def narrowed(
     ranges: Iterable[OffsetRange], comparisons: Iterable[Comparison], look_up_times: LookUpTimes
 ) -> list[OffsetRange]:
-    """Return the parts of the ranges that the comparisons may accept. All comparisons must accept a row."""
+    """Return the parts of the ranges that may contain a row that all comparisons accept."""
     used = list(comparisons)
     candidates = [
         _within_offsets(candidate, used)

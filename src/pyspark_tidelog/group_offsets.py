@@ -76,7 +76,7 @@ class GroupOffsets:
         self._members_checked = True
 
     def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Commit the offsets, each the next offset to read, that differ from the committed ones. Never raises."""
+        """Commit the offsets that differ from the committed ones. Each offset is the next one to read. Never raises."""
         changed = {tp: offset for tp, offset in offsets.items() if self._committed.get(tp) != offset}
         if not changed or self._monotonic() < self._paused_until:
             return

@@ -38,7 +38,7 @@ class Limits(NamedTuple):
 
     attempts: int
     timeout_s: float
-    """Longest wait for the connection, for each part of the answer, and for the whole answer after its first part."""
+    """Longest wait for the connection, for each part of the answer, and, after the headers, for the whole body."""
     answer_bytes_max: int
     first_pause_s: float
     """Pause after the first failure. Each further pause is twice as long."""
@@ -56,7 +56,8 @@ class RequestFailed(Exception):
 
 
 class _RedirectsOfReads(urllib.request.HTTPRedirectHandler):
-    """Follows redirects of GET requests. Any other redirect becomes an HTTPError.
+    """Follows redirects of GET requests: without `any_host`, only to the same scheme, host and port. Any other redirect
+    becomes an HTTPError.
 
     urllib would turn a redirected POST into a GET without a body, so that rows are lost without an error, and would
     send the headers, which may contain secrets, to any host.
@@ -130,8 +131,8 @@ def is_repeated(status: int) -> bool:
 
 
 def backoff_s(attempt: int, limits: Limits) -> float:
-    """Return the pause after failed attempt number `attempt`, from 1 on: at least half of its longest length, so that
-    the tasks of a query, which fail at the same time, do not repeat their requests at the same time.
+    """Return the pause after failed attempt number `attempt`, from 1 on. It is random, so that the tasks of a
+    query, which fail at the same time, do not repeat their requests at the same time.
     """
     longest_s = min(limits.pause_max_s, limits.first_pause_s * 2.0 ** min(attempt - 1, 32))
     return random.uniform(longest_s / 2, longest_s)  # noqa: S311  # not a secret

@@ -37,8 +37,8 @@ class Producer:
 
 
 class Producers:
-    """The producers of one Python worker process, one for each cluster. All tasks of the process use them, one task
-    after the other, because a broker remembers each producer id for a day.
+    """The producers of one Python worker process, one for each cluster. A broker remembers each producer id for a
+    day. Therefore all tasks of the process, which run one after the other, share these producers.
     """
 
     def __init__(self) -> None:

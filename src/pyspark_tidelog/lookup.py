@@ -67,8 +67,8 @@ class Lookup:
     def resolve(self, option: str, bound: Bound, partitions: list[TopicPartition]) -> Offsets:
         """Return the offsets for a starting or ending option.
 
-        Raises OptionError if the option has a value for each partition but does not name exactly `partitions`. Also
-        raises OptionError if a partition has no record with the starting timestamp or a later one, unless
+        Raises OptionError if the option lists partitions, each with a value, and these are not exactly `partitions`.
+        Also raises OptionError if a partition has no record with the starting timestamp or a later one, unless
         startingOffsetsByTimestampStrategy is latest.
         """
         if isinstance(bound, Everywhere):

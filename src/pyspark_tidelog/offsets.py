@@ -58,8 +58,8 @@ def bound_from_text(option: str, text: str) -> Bound:
 def refuse_backward(starting: Bound, ending: Bound) -> None:
     """If both bounds have an offset for each partition, or both have a timestamp for each partition, compare them.
 
-    Raise OptionError if they name different partitions, or if a start is after its end. No broker is needed. The names
-    in brackets are error classes of Spark's Kafka source, which refuses the same bounds.
+    Raise OptionError if they name different partitions, or if a start is after its end. No broker is needed. Spark's
+    Kafka source refuses the same bounds. Each error text begins with that source's error class, in brackets.
     """
     if isinstance(starting, Specific) and isinstance(ending, Specific):
         kind, starts, ends = "offset", starting.offsets, ending.offsets

@@ -1,4 +1,4 @@
-"""Convert the Arrow batches that Spark passes to a writer to record batches, each for one partition."""
+"""Convert Arrow batches, which Spark passes to a writer, into record batches, each for one partition."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -183,8 +183,8 @@ class BatchEncoder:
 
 
 def stamp(batch: bytearray, producer_id: int, producer_epoch: int, sequence: int, *, is_transactional: bool) -> int:
-    """Make a finished batch a batch of a producer, and perhaps of its transaction: write the producer's id and epoch,
-    the sequence number of the first record, and the CRC into its header. Return the number of records.
+    """Assign a finished batch to a producer, and perhaps to its transaction: write the producer's id and epoch, the
+    sequence number of the first record, and the CRC into the header of the batch. Return the number of records.
     """
     (attributes,) = _ATTRIBUTES.unpack_from(batch, _CRC_FROM)
     count: int = _PRODUCER.unpack_from(batch, _PRODUCER_AT)[3]

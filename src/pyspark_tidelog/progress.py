@@ -1,7 +1,8 @@
 """How far a streaming query is behind its topics, computed from the progress that Spark reports.
 
-Spark has no metrics of a source in Python. But for each source, a progress has the offsets at which the micro-batch
-ended and the ends of the partitions at that time. This works for format tidelog and for Spark's own Kafka source.
+A source that is written in Python cannot report metrics to Spark. But each progress report of a query has, for each
+source, the offsets at which the micro-batch ended and the ends of the partitions at that time. This works for format
+tidelog and for Spark's own Kafka source.
 """
 
 import json
@@ -26,10 +27,11 @@ class Lag(NamedTuple):
     """Number of offsets that were in the topics but not yet processed. After compaction or transactions, there are
     fewer records than offsets."""
     seconds: float
-    """Time since the first report in which the topic had the oldest offset that is not yet processed. The offset has
-    existed for at least this time. 0 if no offset is left to process."""
+    """The oldest offset that is not yet processed has existed for at least this time, which is measured from the first
+    report in which the end of its partition was above this offset to the newest report. 0 if no offset is left to
+    process."""
     partitions: Mapping[TopicPartition, int]
-    """The number of offsets of each partition."""
+    """The part of `records` in each partition."""
 
 
 class Report(NamedTuple):
@@ -61,7 +63,8 @@ class LagTracker:
 
     def __init__(self) -> None:
         self._reports: list[Report] = []
-        """The reports of offsets that are not yet processed, oldest first."""
+        """The newest report, and the earlier reports that name a partition end which the query has not reached yet;
+        oldest first."""
         self.lag: Lag | None = None
         """The lag at the latest report; None before the first report with offsets of a topic."""
 

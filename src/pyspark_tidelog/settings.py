@@ -36,7 +36,7 @@ CLIENT = (
 """Settings of Kafka's clients that have their effect in reads and in writes."""
 
 REFUSED = {
-    "auto.offset.reset": "say where to begin with startingOffsets",
+    "auto.offset.reset": "set option startingOffsets, which says where to begin",
     "config.providers": "the values of options are used as they are written",
     "enable.auto.commit": "offsets are stored in the query's checkpoint, none are committed to a group",
     "interceptor.classes": "interceptors written in Java cannot run here",
@@ -44,7 +44,7 @@ REFUSED = {
     "key.serializer": "keys are written as the column's bytes, cast it in the DataFrame",
     "partitioner.class": "records go where Java's default partitioner puts them, or where a partition column says",
     "partitioner.ignore.keys": "records with a key go where Java's default partitioner puts them",
-    "transaction.two.phase.commit.enable": "set option exactlyOnce, which needs no support of brokers for it",
+    "transaction.two.phase.commit.enable": "set option exactlyOnce, which works without the brokers' two-phase commit",
     "transactional.id": "set option exactlyOnce, which chooses the transactional ids",
     "value.deserializer": "values are binary, cast the column in the DataFrame",
     "value.serializer": "values are written as the column's bytes, cast it in the DataFrame",
@@ -53,7 +53,7 @@ REFUSED = {
 REFUSED_UNLESS: Mapping[str, str] = {
     PREFIX + "partitioner.ignore.keys": "false",
 }
-"""Settings of REFUSED that are accepted with one value, because this value requests the behaviour that this source
+"""Settings of REFUSED that are accepted with one value, because this value requests the behaviour that the sink
 always has."""
 SECURITY = ("sasl.", "ssl.", "security.providers")
 """Prefixes of the names of settings that are refused, because connections are in plaintext."""
@@ -63,7 +63,7 @@ SOCKETS = "the operating system's defaults apply"
 RECONNECTING = "the pause before a new attempt is kafka.retry.backoff.ms"
 METADATA = "metadata is requested when it is needed, from the servers that kafka.bootstrap.servers names"
 METRICS = "the client keeps no metrics"
-SENDING = "a task sends a batch when it is full or has no more rows, one batch of a partition at a time"
+SENDING = "a task sends a batch when the batch is full or the rows have ended, one batch of a partition at a time"
 COMPRESSION = "each codec has one level"
 
 WITHOUT_EFFECT: Mapping[str, str] = {
@@ -109,7 +109,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "session.timeout.ms": GROUPS,
     "share.acknowledgement.mode": GROUPS,
     "share.acquire.mode": GROUPS,
-    "socket.connection.setup.timeout.max.ms": RECONNECTING,
+    "socket.connection.setup.timeout.max.ms": "the limit of each attempt is kafka.socket.connection.setup.timeout.ms",
     "transaction.timeout.ms": "only a write with exactlyOnce=true opens transactions",
 }
 """Settings of Kafka's consumer and producer that are accepted without effect, each with the reason."""

@@ -66,7 +66,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._group = GroupOffsets(options.group_id, self._connect_for_group) if options.group_id else None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a constant, because the end of the first micro-batch records where the query begins."""
+        """Return a constant. The first call of `latestOffset` decides where the query begins; its result says so."""
         return NOTHING_READ
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -142,7 +142,8 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._client = self._connected_lookup = None
 
     def _report_to_group(self, processed: Offsets) -> None:
-        """Commit the offsets before which everything is processed to the group of the option `groupId`, if it is set.
+        """If the option `groupId` is set, commit the offsets `processed` to this group. The query has processed all
+        records before them.
 
         Raises OptionError if the group has members when the query starts.
         """

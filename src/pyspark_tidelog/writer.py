@@ -2,8 +2,8 @@
 
 Without the option `exactlyOnce`, rows are written at least once. A batch whose answer is lost is sent again, and is
 appended once (see `idempotent`). But a task that runs again, or a micro-batch that is replayed, writes its rows again.
-The sink then never removes records that it has written, not even in `abort`, because Spark may commit the results of
-the same tasks in a later attempt. `exactly_once` explains the other case.
+Without the option, the sink never removes records that it has written, not even in `abort`, because Spark may commit
+the results of the same tasks in a later attempt. `exactly_once` explains what the sink does with the option.
 """
 
 import logging
@@ -136,7 +136,7 @@ class TidelogStreamWriter(_Writer, DataSourceStreamArrowWriter):
         if options.identity is not None:
             raise OptionError(
                 "options exactlyOnceId and exactlyOnceBatch are for batch writes: Spark names the micro-batches of a "
-                "streaming query; remove them"
+                "streaming query; remove the options"
             )
         super().__init__(options, schema)
 

@@ -1,3 +1,3 @@
-"""Tidelog: one replicated log that speaks the Kafka protocol."""
+"""Tidelog: a message broker that speaks the Kafka protocol."""
 
 __version__ = "0.1.0"

@@ -533,7 +533,7 @@ def test_all_brokers_stop_at_the_same_time() -> None:
 
 @pytest.mark.parametrize(
     ("enabled", "line"),
-    [("true", ("INFO", "it has shut down in order")), ("false", ("WARNING", "its lease has ended"))],
+    [("true", ("INFO", "it was in controlled shutdown")), ("false", ("WARNING", "its lease has ended"))],
 )
 def test_controlled_shutdown_can_be_switched_off(
     enabled: str, line: tuple[str, str], caplog: pytest.LogCaptureFixture

@@ -319,3 +319,17 @@ def test_a_committed_offset_is_one_of_those_that_it_may_be() -> None:
     committed.confirm(None, repeated=False)
     assert committed.may_be(None)
     assert not committed.may_be(30), "it would be resurrected"
+
+
+@pytest.mark.parametrize(("removed", "end"), [(True, 5), (True, 4), (False, 5)])
+def test_a_removed_leader_may_have_advanced_the_high_watermark(stage: Stage, *, removed: bool, end: int) -> None:
+    """Broker 1 answers with the high watermark 5 and deletes its replica before the next check. All in-sync replicas
+    must have the records.
+    """
+    elect(stage, 2, (2, 3))
+    if removed:
+        stage.append(PartitionChanged(TOPIC_ID, 0, replicas=(2, 3)))
+        del stage.views[1]
+    stage.follow(2, is_leader=True, epoch=1, isr=(2, 3), partition_epoch=1 + removed, end=6)
+    stage.follow(3, epoch=1, end=end)
+    assert stage.checks.has_been_committed(ORDERS, 5) is (removed and end == 5)

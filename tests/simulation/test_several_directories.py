@@ -276,8 +276,8 @@ def test_what_is_refused() -> None:
         for name in host.disk.list(source):
             host.disk.write_atomic(f"{copy}/{name}", host.disk.read(f"{source}/{name}"))
         assert await refused(world, **TWO) == (
-            f"partition t-{index} lies in /a and in /b: keep the one that is to be used, and move the other "
-            "directory out of log.dirs"
+            f"partition t-{index} lies in /a and in /b: keep the directory t-{index} that is to be used, and "
+            f"move the other t-{index} to a place outside log.dirs"
         )
         host.disk.remove_tree(copy)
         host.disk.fail("list", "/a", errno.EIO, times=DAMAGED)

@@ -1,16 +1,22 @@
 """Each check of transactions finds the violation that it checks for, in made-up histories."""
 
+import asyncio
+import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from simulation_harness.cluster_ledger import Ledger, Violation
 from simulation_harness.read_committed import committed_records
 from simulation_harness.transaction_ledger import Attempt, State, TransactionLedger
-from tidelog.client.operations import Fetched
+from simulation_harness.transactional_client import V1, V2, Dialect, Refused, TransactionalProducer
+from tidelog.client.operations import Address, Fetched
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.batches import BatchHeader
 from tidelog.wire.control_batches import marker_batch
+from tidelog.wire.errors import ErrorCode
+from tidelog.wire.messages.end_txn import EndTxnResponse
 from tidelog.wire.records import Record, encode_batch
 
 A, B = TopicPartition("moves", 0), TopicPartition("moves", 1)
@@ -234,6 +240,63 @@ def test_only_transactions_of_version_1_may_be_hit_by_late_requests() -> None:
         else:
             with pytest.raises(Violation, match=r"^NoAbortedRead:"):
                 stage.read(A, value_of(attempt))
+
+
+# What a client knows about its transaction
+
+
+class Coordinator:
+    """Answers every request with the next of these codes."""
+
+    retries = 0
+
+    def __init__(self, *codes: ErrorCode) -> None:
+        self._codes = list(codes)
+
+    async def run(self, _operation: object, _limit_s: float) -> Address:
+        return Address("broker", 9092)
+
+    async def ask(self, _request: object) -> EndTxnResponse:
+        return EndTxnResponse(error_code=self._codes.pop(0))
+
+    async def sleep(self, _delay_s: float) -> None:
+        pass
+
+
+class LateClient:
+    """Sends copies of requests after the end of the test."""
+
+    async def sleep(self, _delay_s: float) -> None:
+        await asyncio.get_running_loop().create_future()
+
+
+@pytest.mark.parametrize("dialect", [V1, V2])
+@pytest.mark.parametrize("late_chance", [0.0, 1.0])
+def test_the_outcome_is_unknown_if_a_copy_of_a_refused_commit_may_have_arrived_first(
+    dialect: Dialect, late_chance: float
+) -> None:
+    """The copy can arrive first and commit (CONCURRENT_TRANSACTIONS). Then another producer fences this one."""
+    coordinator: Any = Coordinator(ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.PRODUCER_FENCED)
+    late_client: Any = LateClient()
+
+    async def end() -> bool:
+        producer = TransactionalProducer(
+            coordinator,
+            late_client,
+            "p",
+            dialect,
+            timeout_ms=1000,
+            rng=random.Random(1),
+            now_s=lambda: 0.0,
+            late_chance=late_chance,
+        )
+        with pytest.raises(Refused, match="PRODUCER_FENCED"):
+            await producer.end(commit=True)
+        for task in producer.late_requests:
+            task.cancel()
+        return producer.has_repeated_end
+
+    assert asyncio.run(end()) is (late_chance == 1.0)
 
 
 # What a consumer makes of an answer

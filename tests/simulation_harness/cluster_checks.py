@@ -124,7 +124,26 @@ class ClusterChecks:
         """Return whether the high watermark of any replica of the partition has reached `end_offset`."""
         if self._committed_end(partition) < end_offset:
             self.check()
-        return self._committed_end(partition) >= end_offset
+        return self._committed_end(partition) >= end_offset or self._was_committed_by_a_removed_leader(
+            partition, end_offset
+        )
+
+    def _was_committed_by_a_removed_leader(self, partition: TopicPartition, end_offset: int) -> bool:
+        """Return whether a leader that is no replica any more may have had this high watermark.
+
+        Such a leader may have advanced its high watermark, answered a request and deleted its replica since the last
+        check. Then every in-sync replica has the records.
+        """
+        topic = self._journal.image.topics.get(partition.topic)
+        if topic is None:
+            return False
+        place, state = (topic.topic_id, partition.partition), topic.partitions[partition.partition]
+        leaders = {process[0] for (led, _), process in self._leaders.items() if led == place}
+        if leaders <= set(state.replicas):
+            return False
+        nodes = [self._cluster.nodes[member - 1] for member in state.isr]
+        views = [self._last_views.get(((node.node_id, node.host.starts), place)) for node in nodes]
+        return bool(views) and all(view is not None and view.log_end_offset >= end_offset for view in views)
 
     def _committed_end(self, partition: TopicPartition) -> int:
         return max((self._highest.get(place, 0) for place in self._places.get(partition, ())), default=0)

@@ -128,7 +128,7 @@ class TransactionalProducer:
         """Whether a request of an earlier transaction of this epoch, which would harm a later one that uses version 1,
         may still be on its way."""
         self.has_repeated_end = False
-        """Whether an earlier request of the last `end` may have succeeded."""
+        """Whether an earlier request of the last `end`, or a copy of it that is sent later, may have succeeded."""
         self.late_requests: set[asyncio.Task[None]] = set()
         self._late_client = late_client
         self._rng = rng
@@ -232,7 +232,7 @@ class TransactionalProducer:
         await self._repeat("TxnOffsetCommit", attempt)
 
     async def end(self, *, commit: bool) -> None:
-        """Send EndTxn. Raises Refused; `has_repeated_end` then says whether an earlier attempt may have succeeded."""
+        """Send EndTxn. Raises Refused; `has_repeated_end` then says whether another copy of it may have succeeded."""
         request = EndTxnRequest(self.transactional_id, self.producer_id, self.epoch, commit)
         self.has_repeated_end = False
 
@@ -333,6 +333,8 @@ class TransactionalProducer:
     def _note_stray(self, request: Message) -> None:
         if isinstance(request, EndTxnRequest | TxnOffsetCommitRequest):
             self._has_stray_requests = True
+        if isinstance(request, EndTxnRequest):
+            self.has_repeated_end = True  # the other copy may arrive first, and end the transaction
 
     def _send_later(self, request: Request) -> None:
         delay_s = self._rng.choice((0.01, 0.3, 1.0, 5.0)) * self._rng.random()

@@ -9,8 +9,8 @@
    the coordinators can tell which of the listed transactions are committed.
 
 A micro-batch without a decision did not happen: its transactions are aborted, and Spark runs it again. A micro-batch
-with a decision is not decided again, except for transactions that are proved to be aborted. Its rows become visible to
-readers with `read_committed`, one transaction after the other.
+with a decision is not written again, unless some of its transactions are proved to be aborted: then only their tasks
+write again. The rows of a micro-batch become visible to readers with `read_committed`, one transaction after the other.
 
 An open transaction that no decision lists (of a failed or repeated task, or of a killed driver's task) is aborted after
 the next decision. It cannot be aborted earlier: another driver of the same query may be about to decide for it.

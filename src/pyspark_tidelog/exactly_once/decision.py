@@ -1,9 +1,10 @@
 """The decision about a micro-batch, as the committed offsets of a group. Pure.
 
-The group has no members. Its offsets are stored for partitions of `__consumer_offsets`, because this topic exists in
-every cluster and cannot be deleted. Each offset is the number of the first micro-batch that is not decided. The
-metadata of the offsets contains the decision, divided into chunks: partition 0 has the first chunk. The offsets are
-committed in one transaction, so the chunks always belong together.
+The group has no members. Its offsets are committed as if it read the topic `__consumer_offsets`. Brokers forget the
+offsets of a topic that is deleted, but this topic exists wherever groups commit, and is not deleted in normal use. Each
+offset is the number of the first micro-batch of which rows may still be written: a PARTIAL one, or the one after the
+decided one. The metadata of the offsets contains the decision, divided into chunks: partition 0 has the first chunk.
+The offsets are committed in one transaction, so the chunks always belong together.
 
 The text of a decision is `COUNT TASKS STATE FORGOTTEN_BELOW EARLIER;`, and then for each of the COUNT transactions
 `TASK,RECORDS,NAME,PRODUCER_ID,EPOCH,VERSION;`. These words are the fields of `Decision` and `TaskTransaction`. NAME is
@@ -94,7 +95,7 @@ class Decision(NamedTuple):
         return self.forgotten_below <= batch and not any(batch in numbers for numbers in self.earlier)
 
     def next(self, batch: int, tasks: int, transactions: "tuple[TaskTransaction, ...]") -> "Decision":
-        """Return the decision about the next micro-batch, or about one that is PARTIAL, in state DECIDED."""
+        """Return a new decision in state DECIDED: about the next micro-batch, or again about one that is PARTIAL."""
         earlier, forgotten_below = list(self.earlier), self.forgotten_below
         if NOTHING_DECIDED < self.batch < batch and self.state is not State.PARTIAL:
             if earlier and earlier[-1].stop == self.batch:

@@ -35,16 +35,17 @@ ONGOING = "Ongoing"
 ABORTED = ("PrepareAbort", "CompleteAbort")
 TIMEOUT_REMEDY = (
     "raise option kafka.transaction.timeout.ms (up to the broker's transaction.max.timeout.ms), or make the "
-    "micro-batches smaller; a second job with the same query id also aborts them"
+    "micro-batches smaller; perhaps a second job with the same query id aborted the transactions"
 )
 
 
 def read_decision(client: Client, identity: BatchIdentity) -> Decision:
     """Return the last decision of the query, for a task.
 
-    If a driver is storing a decision at this moment, the result may be the decision before it. The task then writes its
-    rows, and its driver aborts the task's transaction. A task does not wait until the new decision is stored, because
-    the transaction in which a killed driver stores a decision remains open until its timeout.
+    If a driver is storing a decision at this moment, the result may be the decision before it. Then the task writes its
+    rows. If the new decision covers the task's micro-batch, the task's driver aborts the task's transaction. A task
+    does not wait until the new decision is stored, because the transaction in which a killed driver stores a decision
+    remains open until its timeout.
 
     Raises WriteError if the group's offsets are not a decision, or cannot be read in time.
     """
@@ -111,7 +112,9 @@ class _Decider:
     """
 
     def __init__(self, client: Client, identity: BatchIdentity, timeout_ms: int) -> None:
-        """Fence older drivers of the query, abort their unfinished decision, and read the last decision."""
+        """Fence older drivers of the query, abort the transaction in which one of them was storing a decision, and read
+        the last decision.
+        """
         self._client = client
         self._identity = identity
         """The micro-batch that this driver writes. `decision` may be about an earlier one."""
@@ -186,7 +189,8 @@ class _Decider:
         try:
             self.store(self.decision._replace(state=State.FINISHED))
         except (ApiError, ClientError, WriteError) as error:
-            logger.warning("%s is written, but not marked as finished: %s", self._identity, error)
+            about = self._identity._replace(batch=self.decision.batch)
+            logger.warning("%s is written, but not marked as finished: %s", about, error)
             return False
         return True
 
@@ -203,7 +207,8 @@ class _Decider:
                     "fewer: write with fewer tasks (coalesce), or raise the broker's offset.metadata.max.bytes"
                 ) from error
             except OffsetMetadataTooLarge as error:
-                # Smaller chunks are more chunks, so every chunk that the broker has already accepted is replaced.
+                # The next attempt has smaller chunks and therefore more of them. So it replaces every chunk that the
+                # broker has already accepted.
                 self._chunk_bytes //= 2
                 if self._chunk_bytes < CHUNK_BYTES_MIN:
                     raise OffsetMetadataTooLarge(
@@ -213,9 +218,7 @@ class _Decider:
     def _proved_aborts(
         self, about: BatchIdentity, failures: Mapping[TransactionalProducer, ApiError]
     ) -> set[TransactionalProducer]:
-        """Return the producers, of those whose transactions could not be committed, whose transactions are certainly
-        aborted.
-        """
+        """Return the producers in `failures` whose transactions are certainly aborted."""
         names = [producer.transactional_id for producer in failures]
         with named_wait(self._identity, f"the states of the transactions of {about} cannot be read"):
             described = self._client.describe_transactions(names, until_timeout=True)
@@ -229,11 +232,11 @@ class _Decider:
 def _is_aborted(state: object, producer: TransactionalProducer, failure: ApiError) -> bool:
     """Return whether the state of a transactional id proves that the producer's transaction was aborted.
 
-    No other producer begins a transaction with the id before the decision is finished. So an aborted transaction with
-    the producer's id is this one. Its epoch is the producer's epoch or, after a timeout and with transaction version 2,
-    the next epoch. The error INVALID_TXN_STATE proves that the broker recognised the producer, even if the
-    transactional id has a new producer id, because all epochs of the former one were used. If another program has sent
-    InitProducerId, the state is Empty and proves nothing.
+    No other producer begins a transaction with this transactional id before the decision is finished. So if the state
+    has the same producer id, the aborted transaction is the producer's transaction. Its epoch is the producer's epoch
+    or, after a timeout and with transaction version 2, the next epoch. If all epochs of the producer id were used, the
+    transactional id has a new producer id. Then the error INVALID_TXN_STATE still proves that the broker recognised the
+    producer. If another program has sent InitProducerId, the state is Empty and proves nothing.
     """
     if not isinstance(state, Transaction) or state.state not in ABORTED:
         return False
@@ -282,7 +285,7 @@ def _check_partial(identity: BatchIdentity, partial: Decision, results: Sequence
 
 
 def _repeat_remedy(batch: int) -> str:
-    return f"run the query again, or in a batch write, repeat batch {batch} with the same rows"
+    return f"run the query again (in a batch write: repeat batch {batch} with the same rows)"
 
 
 def _check_open(client: Client, identity: BatchIdentity, own: Sequence[TaskTransaction]) -> list[TransactionalProducer]:

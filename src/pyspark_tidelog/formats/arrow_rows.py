@@ -86,7 +86,7 @@ def _decode_value(codec: Codec, value: bytes | None) -> tuple[Record | None, str
     try:
         return codec.decode(value), None
     except UndecodableValue as error:
-        # An empty value is not always an error: it can be a Protobuf message in which every field has its default.
+        # An empty value is an error only if the codec refuses it. In Protobuf, it is a message with default values.
         return None, str(error) if value else EMPTY_VALUE
 
 

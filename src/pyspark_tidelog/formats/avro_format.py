@@ -53,7 +53,7 @@ class AvroFormat(Format):
 
     @cached_property
     def schema(self) -> "StructType":
-        return nullable(columns_of_schema(_fastavro_schema(self._reader_schema[1])))
+        return nullable(columns_of_schema(_fastavro_schema(self._id_and_schema[1])))
 
     def decode(self, value: "Column") -> "Column":
         return decode_column(value, self._codec(), self.schema)
@@ -64,15 +64,17 @@ class AvroFormat(Format):
         return encode_column(record, self._codec())
 
     def _codec(self) -> "AvroCodec":
-        return AvroCodec(self._reader_schema[1], self._registry, self._has_header, self._writer_id)
+        return AvroCodec(self._id_and_schema[1], self._registry, self._has_header, self._writer_id)
 
     @property
     def _writer_id(self) -> int | None:
-        return self._reader_schema[0]
+        return self._id_and_schema[0]
 
     @cached_property
-    def _reader_schema(self) -> tuple[int | None, Any]:
-        """The schema of the columns, and its id in the registry if it is known."""
+    def _id_and_schema(self) -> tuple[int | None, Any]:
+        """The id of the columns' schema in the registry (None if the id is not known), and this schema. When values are
+        read, it is the reader's schema; when they are written, it is the writer's.
+        """
         if self._declared_schema is not None:
             return self._schema_id, parsed_schema(self._declared_schema)
         assert self._registry is not None
@@ -95,17 +97,17 @@ class AvroCodec:
         self._writers: dict[int, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {name: value for name, value in self.__dict__.items() if name != "_reader"}
+        state = {name: value for name, value in self.__dict__.items() if name != "_compiled_schema"}
         return state | {"_writers": {}}
 
     @cached_property
-    def _reader(self) -> Any:
+    def _compiled_schema(self) -> Any:
         return _fastavro_schema(self._schema)
 
     def decode(self, value: bytes) -> Record:
         import fastavro
 
-        reader = self._reader
+        reader = self._compiled_schema
         writer, begin = self._writer_of(value) if self._has_header else (reader, 0)
         data = io.BytesIO(value)
         data.seek(begin)
@@ -130,7 +132,7 @@ class AvroCodec:
         if self._has_header:
             assert self._writer_id is not None
             data.write(HEADER.pack(0, self._writer_id))
-        fastavro.schemaless_writer(data, self._reader, record)
+        fastavro.schemaless_writer(data, self._compiled_schema, record)
         return data.getvalue()
 
     def _writer_of(self, value: bytes) -> tuple[Any, int]:
@@ -139,7 +141,7 @@ class AvroCodec:
             raise UndecodableValue("the value does not begin with the header of a schema registry")
         schema_id = HEADER.unpack_from(value)[1]
         if self._registry is None:
-            return self._reader, HEADER.size
+            return self._compiled_schema, HEADER.size
         if schema_id not in self._writers:
             try:
                 schema = self._registry.by_id(schema_id)

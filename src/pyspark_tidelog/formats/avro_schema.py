@@ -24,8 +24,8 @@ def without_other_logical_types(schema: Any) -> Any:
         return [without_other_logical_types(branch) for branch in schema]
     if not isinstance(schema, dict):
         return schema
-    is_nested = ("type", "items", "values")
-    result = {key: without_other_logical_types(value) if key in is_nested else value for key, value in schema.items()}
+    type_keys = ("type", "items", "values")
+    result = {key: without_other_logical_types(value) if key in type_keys else value for key, value in schema.items()}
     if isinstance(schema.get("fields"), list):
         result["fields"] = [
             {key: without_other_logical_types(value) if key == "type" else value for key, value in field.items()}

@@ -66,7 +66,9 @@ class TextFormat(Format):
 
 
 def refuse_options(names: Iterable[str], refused: Container[str], function: str, reason: str) -> None:
-    """Raise SchemaError for the first of the options of Spark's `function` that is, in lower case, in `refused`."""
+    """Raise SchemaError if `refused` contains one of `names` in lower case. They are names of options of Spark's
+    `function`.
+    """
     for name in names:
         if name.lower() in refused:
             raise SchemaError(f"option {name} of {function} cannot be set: {reason}")
@@ -186,7 +188,9 @@ def _element_requirements(
 
 
 def _condition(kind: "DataType", name: str, index: int) -> "Callable[[Column], Column]":
-    """Return the function from an element to the condition of its requirement with this index."""
+    """Return a function. Its argument is an element, and its result says whether the part with this index in
+    `_requirements` is missing in the element.
+    """
 
     def condition(element: "Column") -> "Column":
         return list(_requirements(element, kind, name))[index][1]

@@ -40,7 +40,7 @@ ENCODE_DEFAULTS = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
 class JsonFormat(TextFormat):
     def __init__(self, schema: Schema | None, options: Mapping[str, str] | None = None) -> None:
         super().__init__(schema)
-        refuse_options(options or {}, REFUSED_OPTIONS, "from_json", "corrupt values have rows of their own")
+        refuse_options(options or {}, REFUSED_OPTIONS, "from_json", "the format separates corrupt values itself")
         self._options = dict(options or {})
 
     def describe(self) -> str:

@@ -32,7 +32,10 @@ class ProtobufFormat(Format):
         refuse_missing_package("google.protobuf", "protobuf")
         if isinstance(message, str):
             if descriptors is None:
-                raise OptionError(f"format protobuf: set descriptors, the file descriptor set that has {message}")
+                raise OptionError(
+                    "format protobuf: the argument descriptors is missing: "
+                    f"pass a file descriptor set that contains {message}"
+                )
             self._name, self._descriptors = message, _descriptor_set(descriptors)
         elif hasattr(message, "DESCRIPTOR"):
             self._name, self._descriptors = message.DESCRIPTOR.full_name, _descriptors_of_class(message)

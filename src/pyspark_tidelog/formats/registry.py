@@ -57,8 +57,8 @@ class Registry(Protocol):
         ...
 
     def latest(self, subject: str | None) -> RegisteredSchema:
-        """Return the latest schema of a subject, or the only one of a dictionary. Raises OptionError if it is not
-        known which schema that is, UnusableSchema and RegistryError.
+        """Return the latest schema of a subject, or the only one of a dictionary. Raises UnusableSchema and
+        RegistryError, and OptionError if it is not known which schema that is.
         """
         ...
 

@@ -38,7 +38,7 @@ TIMEOUT_MS = 10_000
 def handle(
     services: Services, context: RequestContext, request: DescribeQuorumRequest
 ) -> "Steps[Outcome[DescribeQuorumResponse]]":
-    # Two topics are enough for the comparison, so a long request costs no more.
+    # The first two topics already show whether the request names more than one, so the others are not compared.
     requested = [
         (topic.topic_name, [partition.partition_index for partition in topic.partitions])
         for topic in request.topics[:2]

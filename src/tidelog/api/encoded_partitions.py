@@ -2,7 +2,7 @@
 only topics that have changed are described and encoded again.
 
 All partitions of a topic are encoded together. The end of each partition is stored, too, because a response may
-contain any range of the partitions. The docstring of `encoded_topics` says when stored topics are valid.
+contain any range of the partitions. The docstring of the module `encoded_topics` says when stored topics are valid.
 """
 
 from array import array

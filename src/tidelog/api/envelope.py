@@ -49,7 +49,7 @@ async def _execute(services: Services, peers: "PeerBrokers", peer: Peer, data: b
         message = f"the controller runs an older version of Tidelog than the broker that sent the request: {error}"
         return EnvelopeResponse(response_data=encode_error(Answer(None, ErrorCode.UNSUPPORTED_VERSION, message)))
     if sender is None and not _is_own_registration(request, peer):
-        reason = "the broker's registration has been replaced or removed"
+        reason = "the broker was not registered when it connected, or its registration has been replaced or removed"
         raise ApiError(reason, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     answer = await peers.controller.execute(request)
     return EnvelopeResponse(response_data=await services.turns.run(encode_answer(type(request), answer)))

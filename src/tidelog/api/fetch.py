@@ -290,7 +290,7 @@ class Fetch:
 
     def _add_error(self, item: FetchItem, error: ApiError, partition: Partition | None) -> None:
         data = self._special_data[item] = PartitionData(item.index, error.code, -1, records=_EMPTY)
-        # As in Kafka, the list is null only for a known partition; for an unknown partition it is empty.
+        # As in Kafka, the list of aborted transactions is null only for a known partition. Otherwise it is empty.
         is_known = partition is not None or isinstance(error, NotLeaderOrFollower)
         if is_known and self._isolation == READ_UNCOMMITTED:
             data.aborted_transactions = None
@@ -398,9 +398,8 @@ class Fetch:
             self._complete()
 
     def _complete(self) -> None:
+        """Respond to the parked fetch, unless it has been answered already."""
         pending = self._pending
-        # A failed read takes its partition offline, which wakes this fetch. So the fetch may have been answered
-        # already.
         if pending is not None:
             self.abandon()
             pending.complete(self._answer())
@@ -503,7 +502,7 @@ class Fetch:
 
 
 def encoded_size(pieces: "Sequence[Piece]") -> int:
-    """Return the size of an encoded message in pieces, including its length field of four bytes."""
+    """Return the size in bytes of the encoded message that `pieces` form, including its length field of four bytes."""
     return 4 + sum(piece.size if isinstance(piece, FileRegion) else len(piece) for piece in pieces)
 
 

@@ -8,7 +8,6 @@ from tidelog.model.steps import Steps
 from tidelog.quotas.client_quotas import ANONYMOUS, ClientQuotas
 
 PRODUCE_KEY: Final = 0
-METADATA_KEY: Final = 3
 MUTATIONS_REFUSED_SINCE: Final = {19: 6, 20: 5, 37: 3}
 """Since these versions, responses to CreateTopics, DeleteTopics and CreatePartitions may contain
 THROTTLING_QUOTA_EXCEEDED. Requests of older versions are executed, and their clients are throttled afterwards."""
@@ -114,10 +113,7 @@ class Meter:
 
     def throttle(self, throttle_ms: int) -> None:
         """Throttle the client for at least the time that the controller has computed."""
-        # A Metadata request is not throttled. Its response says that the topics do not exist yet, so the client repeats
-        # the request.
-        if self.api_key != METADATA_KEY:
-            self.throttle_ms = max(self.throttle_ms, throttle_ms)
+        self.throttle_ms = max(self.throttle_ms, throttle_ms)
 
     @property
     def fetch_bytes_max(self) -> int | None:

@@ -98,7 +98,10 @@ class PeerBrokers:
         if claim.cluster_id != image.cluster_id:
             raise self._refusal(peer, "the peer belongs to another cluster", ErrorCode.INCONSISTENT_CLUSTER_ID)
         if claim.receiver_id != self._node_id or claim.broker_id == self._node_id:
-            reason = f"broker {claim.broker_id} asks for broker {claim.receiver_id}, but this is broker {self._node_id}"
+            reason = (
+                f"the peer claims to be broker {claim.broker_id} and asks for broker {claim.receiver_id}; "
+                f"this is broker {self._node_id}"
+            )
             raise self._refusal(peer, reason, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
         if claim.is_registered and sender is None:
             reason = f"broker {claim.broker_id} is not registered"

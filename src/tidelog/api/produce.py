@@ -88,7 +88,7 @@ def handle(
     deferred_appends: list[_DeferredAppend] = []
     failed_answer: PartitionProduceResponse | None = None
     topics: list[TopicProduceResponse] = []
-    partitions.appending = True  # until `wake_fetches`, no fetch is answered, so it gets all records of the request
+    partitions.appending = True  # no fetch is answered before `wake_fetches`: each gets all records of the request
     try:
         for topic in topic_data:
             answers = []

@@ -19,7 +19,7 @@ V2_SINCE = 12
 adds it."""
 ABORTABLE_SINCE = 11
 """The first version with the error TRANSACTION_ABORTABLE."""
-PASSING = (
+TEMPORARY_ERRORS = (
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.NOT_COORDINATOR,
@@ -66,7 +66,7 @@ def verify_first(
 def _for_producer(error: ApiError, version: int) -> ApiError:
     """Return the error that a producer of this version knows."""
     code = error.code
-    if code in PASSING or (code is ErrorCode.CONCURRENT_TRANSACTIONS and version < V2_SINCE):
+    if code in TEMPORARY_ERRORS or (code is ErrorCode.CONCURRENT_TRANSACTIONS and version < V2_SINCE):
         return NotEnoughReplicas(f"the transaction could not be verified: {error.message or code.name}")
     return error_for(producer_code(code, knows_abortable=version >= ABORTABLE_SINCE), error.message)
 

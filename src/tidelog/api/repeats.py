@@ -1,5 +1,5 @@
-"""Groups, topics and partitions that one request names more than once, and a bound on the bytes that repeating them
-adds to its response.
+"""Groups, topics and partitions that one request names more than once, and a limit for the bytes of repeated entries in
+its response.
 """
 
 from collections.abc import Hashable, Iterable

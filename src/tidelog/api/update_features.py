@@ -1,4 +1,4 @@
-"""UpdateFeatures (key 57), v0-2 (KIP-584). v1: types of upgrade, validation only; v2: one error for all features.
+"""UpdateFeatures (key 57), v0-2 (KIP-584). v1: types of upgrade, `validate_only`; v2: one error for all features.
 
 The broker's version and settings determine the level of group.version, so a request cannot change this level. The
 controller of a cluster finalizes the levels of the other features. As in Kafka, a request for the current level

@@ -218,8 +218,8 @@ class BrokerServer:
         if not is_fenced_at_first:
             await self._register()
         if self._peers is not None:
-            # Other brokers accept a connection of this broker only after they know its registration. The broker epoch
-            # is the registration's position in the journal.
+            # This broker identifies itself to other brokers as registered only after its own image contains its
+            # registration. The broker epoch is the registration's position in the journal.
             await metadata.publisher.wait_for(self.broker_epoch + 1)
             self._peers.start()
         self._listen()
@@ -520,7 +520,7 @@ class BrokerServer:
         for listener in self._listeners:
             listener.stop_accepting()
             listener.stop_requests()
-        # A long commit must reach its coordinator before the coordinator closes.
+        # An offset commit that is handled in steps must reach its coordinator before the coordinator closes.
         await services.turns.wait_until_idle(DRAIN_S)
         services.groups.close()
         self._close_transactions()

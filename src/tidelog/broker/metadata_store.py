@@ -60,11 +60,13 @@ def check_directories(disk: "Disk", address: "StoreAddress", paths: Sequence[str
 
 
 def refuse_empty_store(disk: "Disk", address: "StoreAddress", path: str) -> None:
-    """Raise UnusableDirectories, because the store has no metadata, but the directory has a mark: the store has lost
-    the metadata, or it is another store. A SQLite file that exists is not refused. Blocks.
+    """Raise UnusableDirectories. Called if the directory has a mark, but no metadata was found in the store: the store
+    has lost the metadata, or it is another store. A SQLite file that exists is not refused. Blocks.
     """
     if address.kind == "sqlite" and disk.exists(address.path):
-        return  # Perhaps the file was not read, since reading changes it after a crash. The start reads it later.
+        # Perhaps the file has metadata that was not read: after a crash, SQLite must write to the file before it can
+        # read it, but these checks change no file. The start reads the file later.
+        return
     raise UnusableDirectories(
         f"{address} has no metadata, but {path} has data: correct metadata.store, or restore the store from a backup"
     )

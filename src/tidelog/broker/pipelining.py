@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Tasks
 
 REQUESTS_PER_TURN = 64
-"""Upper bound on the requests of one connection that are handled in one turn. All connections together have about the
-same bound on the waiting requests that are handled in one turn."""
+"""Upper bound on the requests of one connection that are handled in one turn. About the same number is also the upper
+bound on the waiting requests of all connections together that are handled in one turn."""
 DIRECT_PER_TURN = 256
 """Number of requests of all connections together that are handled directly when they arrive, in one turn. When this
 number is used up, each connection may still handle SHARE_MIN requests. With this value, 50 producers with five
@@ -71,7 +71,7 @@ class Pipelining:
         try:
             for _ in range(len(queue)):  # a connection with further requests is added again
                 queue.popleft().resume_in_turn(requests_max)
-                if self._direct_left <= DIRECT_PER_TURN - REQUESTS_PER_TURN:  # this turn's requests were handled
+                if self._direct_left <= DIRECT_PER_TURN - REQUESTS_PER_TURN:  # enough requests for one turn
                     break
         finally:
             if queue:

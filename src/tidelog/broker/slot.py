@@ -58,8 +58,8 @@ class Slot:
     def process(self, outcome: Any) -> None:
         """Process the outcome of the handler, or of its steps or coroutine, until there is a response."""
         if isinstance(outcome, Pending):
-            if self.route.api_key != PRODUCE_KEY:
-                self.is_handled = True  # a produce request may still have to append batches
+            if self.route.api_key != PRODUCE_KEY:  # a produce request may still have to append batches
+                self.is_handled = True
             elif not self.pipelined:
                 self._allow_next_request()
             if self.connection.is_disconnected and not self.must_complete:

@@ -48,7 +48,7 @@ class TransactionParts:
         services: "Callable[[], Services]",
     ) -> None:
         """`connections` lead to other brokers; None if no other broker can use the metadata store. `services` is called
-        when the first markers are written, since the services do not exist yet.
+        only when markers are written, since the services do not exist yet.
         """
         self._runtime = runtime
         self._config = config

@@ -163,7 +163,7 @@ def settings_table(settings: "list[BrokerSetting]") -> Table:
         Column("Changes", spare=2),
     ]
     rows = [
-        [s.name, displayed_value(s.name, s.effective, s.sensitive), origin_text(s), changes_when(s)] for s in settings
+        [s.name, displayed_value(s.name, s.shown_value, s.sensitive), origin_text(s), changes_when(s)] for s in settings
     ]
     if not all(setting.effect for setting in settings):
         columns.append(Column("Note", style="yellow"))

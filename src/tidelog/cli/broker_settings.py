@@ -80,7 +80,7 @@ class BrokerSetting(NamedTuple):
         return self.replaced_by or Layer(self.name, self.value, self.origin)
 
     @property
-    def effective(self) -> str | None:
+    def shown_value(self) -> str | None:
         """The value of this setting. If the setting has no value: the value of its replacement, in the unit of this
         setting.
         """

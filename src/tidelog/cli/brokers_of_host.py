@@ -110,7 +110,7 @@ def check_ports(plans: Sequence[BrokerPlan]) -> None:
 def check_directory(path: str) -> list[int]:
     """Return the numbers of the brokers whose data is in the cluster's directory; none if it is empty or missing.
 
-    Raises ConfigError if the directory has other content, or cannot be read.
+    Raises ConfigError if the directory belongs to one broker, has only other content, or cannot be read.
     """
     try:
         names = [file.name for file in Path(path).iterdir()]

@@ -118,7 +118,7 @@ class ClusterState(NamedTuple):
 def read_state(client: "Client") -> ClusterState:
     """Request the state of the whole cluster. Its `problems` name the details that a broker refuses to report.
 
-    Raises CommandError, ApiError and ClientError if the brokers, or all topics, cannot be described.
+    Raises CommandError, ApiError and ClientError if the request for the brokers or for the topics fails as a whole.
     """
     cluster_id, controller, brokers = read_brokers(client)
     partitions, failures = _describe_partitions(client, ())
@@ -226,8 +226,8 @@ def _with_details(
 def _describe_partitions(
     client: "Client", topics: Sequence[str]
 ) -> tuple[list[PartitionReplicas], dict[str, CommandError]]:
-    """Return the partitions of these topics, or of all topics, and the failures by topic. A topic of all topics that
-    was deleted meanwhile is left out.
+    """Return the partitions of these topics, or of all topics, and the failures by topic. If all topics are requested,
+    a topic that was deleted in the meantime is left out and is not a failure.
     """
     from tidelog.client.errors import ApiNotSupported
     from tidelog.wire.messages.describe_topic_partitions import (

@@ -20,8 +20,9 @@ from tidelog.cli.tables import (
 )
 
 DEGRADED = 3
-"""Exit code of `tidelog cluster status` if a broker is fenced or not registered, if a partition has no leader or a
-replica that is not in sync, or if a topic cannot be described, so that the state of its partitions is not known."""
+"""Exit code of `tidelog cluster status` if a broker is fenced or not registered, if a partition has no leader, is under
+its min ISR or has replicas that are not in sync, or if the state of a topic's partitions is not known, because
+the topic cannot be described."""
 BAR_CELLS = 12
 SHOWN_PARTITIONS = 20
 """Upper bound on the partitions that are listed without --all."""
@@ -70,8 +71,9 @@ def state_words(part: PartitionReplicas) -> list[str]:
 
 
 def print_status(state: ClusterState, *, all_partitions: bool) -> None:
-    """Print the brokers, a summary, and the partitions with trouble. Without `all_partitions`, partitions whose only
-    trouble is "led by another" are omitted, and at most SHOWN_PARTITIONS are listed.
+    """Print the brokers, a summary, and the partitions that have trouble or are being moved. Without `all_partitions`,
+    partitions whose only trouble is "led by another" are omitted unless they are being moved, and at most
+    SHOWN_PARTITIONS are listed.
     """
     topics = len({part.topic for part in state.partitions})
     print_heading(

@@ -83,7 +83,8 @@ def consume(
     r"""Print new records of a topic, or all records from a given start, one per line.
 
     A format has the fields {topic} {partition} {offset} {timestamp}
-    {timestamp_ms} {key} {value} {headers}, and \t and \n and %%.
+    {timestamp_ms} {key} {value} {headers}, and the escapes \t and \n;
+    %% prints a percent sign.
 
     In a pipe, bytes are printed unchanged; at a terminal, control characters
     are escaped. --json writes keys and values that are not UTF-8 as base64,

@@ -40,7 +40,8 @@ PLAIN_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "0": "\0", "\\": "\\"}
 
 
 def unescape(text: str) -> str:
-    """Decode the escapes in `text`, which is a name as `printable` returns it, but with each backslash written twice.
+    """Decode the escapes in `text`. `text` is a name as `tables.printable` returns it, but each backslash that belongs
+    to the name itself is written twice.
 
     Raises ValueError for an unknown escape, and for an escape whose number is not a character.
     """

@@ -121,7 +121,7 @@ class LagSnapshot(NamedTuple):
     lags: list[Lag]
     offline: dict[str, list[int]]
     problems: list[str]
-    """One line for each other item that could not be read."""
+    """The lines of `LagSource.problems`, and the errors of the groups that the user named."""
 
 
 def take_snapshot(source: LagSource) -> LagSnapshot:

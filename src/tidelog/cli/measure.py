@@ -20,8 +20,8 @@ SAMPLE_S = 0.1
 RECORDS_PER_TIMING = 100
 """The acknowledgement of one out of this many records is timed. Timing all of them would slow down the writing."""
 STUCK_S = 30.0
-"""Time in seconds. A measurement of reads fails if no record arrives for this time. A measurement of latency fails if a
-record has not arrived this time after the planned end."""
+"""Time limit in seconds. A measurement of reads fails if no record arrives within this time. A measurement of latency
+fails if a record is still missing when this time has passed after the planned end."""
 
 
 class Point(NamedTuple):

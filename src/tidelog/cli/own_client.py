@@ -1,4 +1,4 @@
-"""Send protocol messages to brokers directly, when Tidelog's own client has no method for the request.
+"""Send any protocol message through Tidelog's own client. Commands use this when the client has no method for it.
 
 The client is imported inside the functions, because most commands do not need it.
 """

@@ -306,7 +306,7 @@ def status_command(state: StateOption = DEFAULT_STATE, json: AsJson = False) -> 
     if not statuses:
         print(f"No pipeline has run with the state directory {state}.", file=sys.stderr)
         return
-    # Unlike the table that is redrawn, this one may be high.
+    # `tidelog pipeline run` redraws its table, so each row must be one line there. Here a row may have several lines.
     print_table(status_table(statuses)._replace(json=True, shorten=False))
     print_notes([*error_lines(statuses), *problems])
 
@@ -451,8 +451,8 @@ def pack_command(
 ) -> None:
     """Pack Tidelog and the packages that its tasks need, for executors.
 
-    Executors need the same version of Python, PySpark, and nothing else.
-    Give the file to `tidelog pipeline run --archive`.
+    Executors need PySpark and the driver's version of Python, and nothing
+    else. Give the file to `tidelog pipeline run --archive`.
 
     Examples:
 

@@ -51,7 +51,7 @@ def dry_run(
 
 
 def print_rows(frame: "DataFrame", show: int) -> None:
-    """Print the first `show` rows of a DataFrame, and a line that says whether there are more rows or none."""
+    """Print the first `show` rows of a DataFrame. If there are more rows, or no rows at all, a line says so."""
     rows = frame.limit(show + 1).collect()
     numbers = {
         name for name, kind in frame.dtypes if kind in ("int", "bigint", "double", "float", "smallint", "tinyint")

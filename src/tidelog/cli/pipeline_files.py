@@ -28,7 +28,7 @@ from tidelog.pipelines import json, pipeline, topic
 @pipeline(
     # The columns are the fields of the records, and `kafka` with key, topic, partition, offset, timestamp and headers.
     source=topic("{topic}", value=json("product string, quantity int")),
-    # The missing topic is created. The columns of the key are not written into the value.
+    # The topic is created if it does not exist. The columns of the key are not written into the value.
     sink=topic("{topic}-totals", value=json(), key="product", partitions=1),
     # A micro-batch begins this often, if there are new records.
     trigger="5 seconds",

@@ -43,6 +43,7 @@ class RunPlan(NamedTuple):
     metrics_port: int | None
     settings: Mapping[str, str]
     spark_log: str
+    """The level of Spark's log, for example ERROR."""
     json: bool
 
 

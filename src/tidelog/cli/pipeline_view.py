@@ -1,5 +1,5 @@
-"""The figures of running pipelines: a table that is redrawn at a terminal, a line for each change in a pipe, or JSON
-lines.
+"""The figures of running pipelines. On a terminal, they are a table that is redrawn. In a pipe or a file, there is a
+line for each change of a pipeline. With --json, the output is always such lines, as JSON.
 """
 
 import sys

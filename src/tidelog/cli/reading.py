@@ -139,8 +139,8 @@ class TopicReader:
             raise CommandError("; ".join(self.failures))
 
     def end_offsets(self, partitions: Iterable[int]) -> dict[int, int]:
-        """Return the offset after the last record of each partition that has a leader, with the records of open
-        transactions. Partitions whose offset cannot be listed are omitted.
+        """Return the offset after the last record of each partition that has a leader. The last record may belong to an
+        open transaction. Partitions whose offset cannot be listed are omitted.
         """
         from tidelog.client.operations import LATEST
 

@@ -56,7 +56,8 @@ def parse_template(text: str, null: bytes) -> RenderRecord:
     r"""Return a function that renders a record by the template `text`. Raises TemplateError.
 
     Fields are in braces ({key}, {value}, ...). `{{`, `}}` and `%%` mean the characters `{`, `}` and `%`, and \n \t \r
-    \0 \\ are escapes. A null key or value is written as the text `null`. All other bytes are written unchanged.
+    \0 \\ are escapes. A null key, value or header value is written as the bytes of the parameter `null`. All other
+    bytes are written unchanged.
     """
     parts: list[bytes | RenderRecord] = []
     position = 0

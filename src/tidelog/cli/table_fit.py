@@ -12,9 +12,9 @@ with equal `spare`, the rightmost one is left out first.
 
 4. The rows are printed as blocks instead of a table (`cli.blocks`), with all columns.
 
-If each row must remain one line (`Table.shorten`), only step 3 is done, until one column remains. First, the columns
+If each row must remain one line (`Table.shorten`), three other steps are done until the table fits. First, the columns
 with a `spare` of at least `BEFORE_NAMES` are left out. Second, names are shortened in the middle. Third, the other
-columns are left out.
+columns are left out one after another, whatever their `spare` is, but one column always remains.
 """
 
 import re
@@ -154,7 +154,7 @@ def wrap_lines(text: str, width: int) -> list[str]:
 def has_one_value(table: Table, index: int) -> bool:
     """Whether every row has the same value in the column, so that it may move above the table.
 
-    A column with a total in the footer, or a column that is never left out (negative `spare`), stays in the table.
+    A column with a total in the footer, or a column with a negative `spare`, stays in the table.
     """
     has_total = index < len(table.footer) and table.footer[index] and index > 0
     return table.columns[index].spare >= 0 and not has_total and len({row[index] for row in table.rows}) == 1

@@ -134,8 +134,8 @@ def is_utf8(text: str) -> bool:
 
 
 def base64_text(text: str) -> str:
-    """Return the text's bytes as base64. Lone surrogates that represent no byte (half of a pair, in a message of a
-    program) are encoded as if they were characters.
+    """Return the text's bytes as base64. Lone surrogates that represent no byte are encoded as if they were characters:
+    the error message of a program may contain half of a surrogate pair.
     """
     try:
         data = text.encode("utf-8", "surrogateescape")
@@ -258,7 +258,7 @@ def print_heading(line: str, *details: str) -> None:
 
 
 def heading_lines(name: str, details: Sequence[str], width: int) -> list[str]:
-    """Return the lines of a heading. They are at most `width` cells wide, except those with one word that is wider."""
+    """Return the lines of a heading. Each is at most `width` cells wide, unless the name or a detail alone is wider."""
     from rich.cells import cell_len
 
     lines = [name]

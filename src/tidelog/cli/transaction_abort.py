@@ -111,7 +111,7 @@ def show_hanging(
     found: HangingTransactions, failures: Sequence[CommandError], max_transaction_timeout: str, *, json: bool
 ) -> None:
     """Print the hanging transactions, notes about what could not be decided, and the command that ends the first
-    hanging transaction. If none hangs, say which transactions are open nevertheless. `failures` are the
+    hanging transaction. If none hangs, say how many transactions are open nevertheless. `failures` are the
     errors of topics and partitions that could not be searched.
     """
     if json:

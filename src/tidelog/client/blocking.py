@@ -260,7 +260,7 @@ class Client:
         """Write an abort marker to one partition. See `transactions.abort_in_partition`."""
         self._run(transactions.abort_in_partition(self.cluster, self.config.backoff, partition, producer))
 
-    def fence(self, transactional_id: str, timeout_ms: int) -> transactions.FencedProducer:
+    def fence(self, transactional_id: str, timeout_ms: int) -> transactions.ProducerIdAndEpoch:
         """Fence the producers of a transactional id, and abort its open transaction. See `transactions.fence`."""
         return self._run(transactions.fence(self.cluster, self.config.backoff, transactional_id, timeout_ms))
 

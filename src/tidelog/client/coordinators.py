@@ -1,7 +1,7 @@
 """Find the coordinators of groups and of transactional ids, and send them requests (see `operations`).
 
-A key, the group id or the transactional id, may be any string that a broker sends: empty, with a NUL, or not UTF-8 (see
-`ClientConnection.answer`). Each key has its own result or failure.
+A key is a group id or a transactional id. It may be any string that a broker sends: empty, with a NUL, or not UTF-8
+(see `ClientConnection.answer`). Each key has its own result or failure.
 """
 
 from collections.abc import Callable, Sequence
@@ -89,7 +89,7 @@ def ask_coordinator(
     """Send the request to the coordinator of the key, and repeat this until a response has no error. Return this
     response.
 
-    `codes` returns pairs: the item of a response to which an error code belongs, in words, and the error code. Without
+    `codes` returns a pair for each item of a response: the item's name for error messages, and its error code. Without
     `codes`, the response must have a field `error_code`. The address of the coordinator is cached, because a producer
     sends several requests to it. Raises ApiError for an error that is not retriable, even if the response also has
     retriable errors.

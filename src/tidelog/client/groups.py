@@ -251,8 +251,9 @@ def stable_offsets(
     """Return the committed offsets of some partitions of a topic. Partitions without a commit are omitted.
 
     A partition has the failure UNSTABLE_OFFSET_COMMIT while a transaction with an offset of this partition is open
-    (KIP-447). For a partition without an earlier commit, a broker reports this only if the request names the partition.
-    Requests of `committed_offsets` name none. Raises ApiError if the group's coordinator refuses the request.
+    (KIP-447); `committed_offsets` ignores open transactions. The request names the partitions, because otherwise a
+    broker does not report this failure for a partition without an earlier commit. Raises ApiError if the group's
+    coordinator refuses the request.
     """
 
     wanted = [OffsetFetchRequestTopics(topic, partition_indexes=list(partitions))]

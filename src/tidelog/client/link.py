@@ -206,9 +206,9 @@ class Link:
         size = int.from_bytes(self._size_field, "big", signed=True)
         if not 0 <= size <= self._frame_bytes_max:
             raise BrokenProtocol(
-                f"{self.address} sent an answer that is not Kafka's protocol: as a length, its first bytes are {size}, "
-                f"and the limit is {self._frame_bytes_max}. Check that this is the address of a broker, and that the "
-                "listener has the security protocol that you use"
+                f"{self.address} sent an answer that is not Kafka's protocol: its first bytes would mean a length of "
+                f"{size}, and the limit is {self._frame_bytes_max}. Check that this is the address of a broker, and "
+                "that the listener has the security protocol that you use"
             )
         if reuse and size > len(self._shared_buffer):
             self._shared_buffer = bytearray(size)

@@ -213,7 +213,7 @@ def whole_batches(records: memoryview, check_crcs: bool) -> tuple[list[BatchHead
         if header.magic != MAGIC:
             damage = f"message format {header.magic} is not supported, only {MAGIC}"
         elif header.length < MIN_LENGTH or header.last_offset_delta < 0 or header.base_offset < expected_offset:
-            damage = f"the bytes at offset {expected_offset} are not a valid record batch"
+            damage = f"the bytes are not a valid record batch with offset {expected_offset} or above"
         elif position + header.size > len(records):
             break
         elif check_crcs and not header.crc_ok():

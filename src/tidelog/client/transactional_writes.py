@@ -35,7 +35,7 @@ from tidelog.client.operations import (
     Retries,
     produce,
 )
-from tidelog.client.transactions import FencedProducer, fence
+from tidelog.client.transactions import ProducerIdAndEpoch, fence
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.errors import ApiError, ErrorCode, error_for
 from tidelog.wire.message import Message
@@ -324,7 +324,7 @@ def abort_leftovers(
     for producer, ended in (yield from end_transactions(cluster, backoff, producers, commit=False)).items():
         results[producer] = None if isinstance(ended, TransactionalProducer) else ended
         if producer.version == 1 and results[producer] is None:
-            expected = FencedProducer(producer.producer_id, producer.producer_epoch)
+            expected = ProducerIdAndEpoch(producer.producer_id, producer.producer_epoch)
             try:
                 yield from fence(cluster, backoff, producer.transactional_id, FENCE_TIMEOUT_MS, expected)
             except ApiError as error:

@@ -93,19 +93,19 @@ class ActiveProducer(NamedTuple):
     """First offset of the producer's open transaction; None if it has none in this partition."""
 
 
-class FencedProducer(NamedTuple):
-    """The producer id and the epoch that a transactional id has after older producers were fenced."""
+class ProducerIdAndEpoch(NamedTuple):
+    """The producer id and the epoch of a transactional id, for example after older producers were fenced."""
 
     producer_id: int
     producer_epoch: int
 
 
-NO_PRODUCER = FencedProducer(-1, -1)
+NO_PRODUCER = ProducerIdAndEpoch(-1, -1)
 
 
 def list_transactions(cluster: Cluster, backoff: Backoff, wanted: TransactionFilter) -> Operation[TransactionListing]:
-    """Return the transactional ids that every broker coordinates, sorted. Raises GaveUp when no broker answers in
-    time.
+    """Ask each broker for the transactional ids that it coordinates. Return the ids of all brokers, sorted. Raises
+    GaveUp when no broker answers in time.
 
     A broker whose version cannot express the filter has an entry in `failures`.
     """
@@ -275,17 +275,17 @@ def fence(
     backoff: Backoff,
     transactional_id: str,
     timeout_ms: int,
-    expected: FencedProducer = NO_PRODUCER,
-) -> Operation[FencedProducer]:
+    expected: ProducerIdAndEpoch = NO_PRODUCER,
+) -> Operation[ProducerIdAndEpoch]:
     """Fence the producers of a transactional id, and abort its open transaction, as a new producer does when it begins
     (InitProducerId).
 
     Returns when all markers are written. Until then, the coordinator answers CONCURRENT_TRANSACTIONS, and the request
     is sent again.
 
-    With `expected`, raises ApiError PRODUCER_FENCED if the transactional id has another producer id, or has no open
-    transaction and another epoch (KIP-360). An open transaction is aborted even if its epoch is not the expected epoch.
-    Raises ApiError.
+    With `expected`, raises ApiError PRODUCER_FENCED if the transactional id has another producer id, or if it has
+    another epoch and no open transaction (KIP-360). An open transaction is aborted even if its epoch is not the
+    expected epoch. Raises ApiError also for other errors that a repetition does not help.
     """
     request = InitProducerIdRequest(
         transactional_id=transactional_id,
@@ -296,4 +296,4 @@ def fence(
     answer = yield from ask_coordinator(
         cluster, backoff, transactional_id, TRANSACTIONS, request, InitProducerIdResponse
     )
-    return FencedProducer(answer.producer_id, answer.producer_epoch)
+    return ProducerIdAndEpoch(answer.producer_id, answer.producer_epoch)

@@ -390,7 +390,7 @@ class BrokerConfig:
 
 @cache
 def _default_value(name: str) -> Value:
-    """Return the default of a setting. Some settings are read once for each partition of a topic."""
+    """Return the default of a setting. It is cached, because some settings are read again for each partition."""
     return default_value(BROKER_KEYS[name])
 
 

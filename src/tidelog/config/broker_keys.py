@@ -171,7 +171,8 @@ KEYS: tuple[Key, ...] = (
         "log.cleaner.dedupe.buffer.size",
         LONG,
         "134217728",
-        doc="Memory for the keys of one compaction pass, at 192 bytes per key. When it is full, the pass ends.",
+        doc="Memory for the keys of one compaction pass, at 192 bytes per key. "
+        "When it is full, the next pass compacts the rest.",
         effect=True,
     ),
     Key(
@@ -498,7 +499,7 @@ KEYS: tuple[Key, ...] = (
         LIST,
         "broker,controller",
         ListOf(("broker", "controller"), may_be_empty=False),
-        doc="Roles of this process. They must include broker; a Tidelog broker is its own controller.",
+        doc="Roles of this process. They must include broker; any Tidelog broker can become the controller.",
         effect=True,
         read_only=True,
     ),

@@ -27,9 +27,9 @@ KEYS: tuple[Key, ...] = (
         "broker.session.timeout.ms",
         INT,
         "9000",
-        doc="Term of the leases in a metadata store that other processes can reach; at least 2000. After this time "
-        "without a renewal, the controller is replaced or the broker is fenced. A controlled shutdown also takes at "
-        "most this time.",
+        doc="Term of the leases in a metadata store that other processes can reach. A value below 2000 means 2000. "
+        "After this time without a renewal, the controller is replaced or the broker is fenced. A controlled shutdown "
+        "also takes at most this time.",
         effect=True,
         read_only=True,
     ),

@@ -77,8 +77,8 @@ _SINGLE_LISTENER_SETTINGS = (
 )
 """Settings that can be changed only with the prefix `listener.name.NAME.`."""
 _CLUSTER_WIDE_LISTENER_SETTINGS = ("max.connection.creation.rate", "max.connections", "num.network.threads")
-"""Settings that can be set for all brokers together with the prefix `listener.name.NAME.`. All other settings with this
-prefix can be set only for single brokers."""
+"""With the prefix `listener.name.NAME.`, these settings can be set for all brokers. All other settings with this prefix
+can be set only for single brokers."""
 
 
 def change_mode(name: str) -> ChangeMode:

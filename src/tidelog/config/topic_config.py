@@ -20,10 +20,10 @@ def check_topic_config(overrides: Mapping[str, str], config: BrokerConfig) -> No
     """Raise InvalidTopicConfig unless a topic may have the settings `overrides`."""
     unknown = [name for name in overrides if name not in TOPIC_KEYS]
     if unknown:
-        topic_names = (
+        topic_setting_names = (
             key.name for key in TOPIC_KEYS.values() if any(broker_key == unknown[0] for broker_key, _ in key.synonyms)
         )
-        suggestion = next(topic_names, None) or nearest(unknown[0], TOPIC_KEYS)
+        suggestion = next(topic_setting_names, None) or nearest(unknown[0], TOPIC_KEYS)
         hint = f"; did you mean {suggestion}?" if suggestion else ""
         raise InvalidTopicConfig(f"Unknown topic config name: {unknown[0]}{hint}")
     try:

@@ -236,8 +236,7 @@ KEYS: tuple[Key, ...] = (
     Key(
         "retention.ms",
         LONG,
-        # Kafka's built-in default, which no topic gets: log.retention.hours always has a value, by default 168.
-        "5000",
+        "604800000",
         AtLeast(-1),
         doc="Age at which segments are deleted; -1 for no limit.",
         effect=True,
@@ -270,7 +269,7 @@ KEYS: tuple[Key, ...] = (
         LONG,
         "0",
         AtLeast(0),
-        doc="Up to this time is subtracted from segment.ms, so that partitions begin new segments at different times.",
+        doc="Largest random time to subtract from segment.ms. So partitions begin new segments at different times.",
         synonyms=(
             ("log.roll.jitter.ms", 1),
             ("log.roll.jitter.hours", 3600000),

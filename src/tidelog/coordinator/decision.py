@@ -34,7 +34,7 @@ class LoadOrder(Enum):
     """Only the last committed record of each key. The records of transactions that are open at the end of the log
     follow after all others, as pending ones."""
     ALL_IN_ORDER = 2
-    """All records in the order of the log, each as when it was written: the records of a transaction as pending ones,
+    """All records in the order of the log, replayed as in live operation: the records of a transaction as pending ones,
     and then its end. For topics in which a record of a key adds something to the earlier ones."""
 
 

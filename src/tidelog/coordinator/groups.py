@@ -105,8 +105,8 @@ class GroupCoordinators:
         """
         self.lags = GroupLags(partitions, runtime.clock, runtime.tasks, self._durable_groups)
         self._missing_replicas = 0
-        """Number of replicas that each partition of `__consumer_offsets` lacked when `missing_replicas` was last
-        called."""
+        """The last result of `missing_replicas` for `__consumer_offsets`: the number of replicas that the partition
+        with the fewest replicas lacked."""
         self._lag_task: asyncio.Task[None] | None = None
 
     # Life cycle
@@ -169,8 +169,8 @@ class GroupCoordinators:
                     # The coordinator was closed or loaded again. Its remaining offsets do no harm, because offsets with
                     # the id of a deleted topic are never returned to clients.
                     break
-        # Groups are notified last: an assignment that is computed before the new image is published contains the
-        # topics of the old image.
+        # Groups are notified last. A heartbeat between this notification and the publication of the new image would
+        # compute an assignment from the old image, which contains the deleted topics.
         self._notify_topics_changed(old, new)
 
     def _notify_topics_changed(self, old: "MetadataImage", new: "MetadataImage") -> None:
@@ -256,8 +256,9 @@ class GroupCoordinators:
     ) -> "Steps[None]":
         """Commit offsets. `reply` is called with a list of one ErrorCode for each offset.
 
-        The records are encoded in steps, and appended as one batch in the last step. `verification` is the question to
-        the coordinator of the transaction that commits the offsets. It must still be valid in the last step.
+        The records are encoded in steps, and appended as one batch in the last step. `verification` is set if a
+        transaction commits the offsets. The transaction coordinator has then confirmed that the group's partition
+        belongs to the transaction, and the last step checks that this confirmation is still valid.
         """
         from tidelog.coordinator.group.offsets import prepare_commit
 

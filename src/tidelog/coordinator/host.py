@@ -1,4 +1,4 @@
-"""The common base of all coordinators: they serve those partitions of one internal topic that this broker leads."""
+"""The coordinators of one internal topic on this broker. Groups and transactions have one `CoordinatorHost` each."""
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator
@@ -28,7 +28,7 @@ WITHOUT_CONTROLLER = (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT)
 C = TypeVar("C", bound="Core")
 
 CACHED_KEYS_MAX = 20_000
-"""Upper bound on the cached partition numbers of keys (group ids)."""
+"""Upper bound on the cached partition numbers of keys. A key is a group id or a transactional id."""
 
 
 class CoordinatorHost(Generic[C]):

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
         def replay_pending(
             self, record: Any, next_offset: int, producer: Producer, record_offset: int, *, is_superseded: bool
         ) -> None:
-            """Replay a record of a transaction that is still open: at this record with LoadOrder.ALL_IN_ORDER,
-            otherwise at the end of the log.
+            """Replay a record of an open transaction. With LoadOrder.ALL_IN_ORDER, the transaction's end may follow
+            later in the log. Otherwise, the transaction is still open at the end of the log.
             """
 
         def end_transaction(self, producer: Producer, next_offset: int, *, is_commit: bool) -> None:

@@ -102,7 +102,8 @@ class MarkerWriter:
         self._senders: dict[int, asyncio.Task[None]] = {}
         """For each broker with markers, the task that sends them."""
         self._is_closed = False
-        # Each try to write markers may fail for hours, and each transaction of a broken client may be refused.
+        # A broker may be down for hours, and each transaction of a broken client may be refused. Without these limits,
+        # every attempt and every refusal would be logged.
         self._failure_lines = LogLimit(runtime.clock.monotonic)
         self._error_lines = LogLimit(runtime.clock.monotonic)
         self._refusal_lines = LogLimit(runtime.clock.monotonic)
@@ -156,8 +157,8 @@ class MarkerWriter:
         self._tasks.call_later(RETRY_DELAY_S, self._add, work, partitions)
 
     async def _send_all(self, broker_id: int) -> None:
-        """Send the markers that wait for this broker, until there are none. If the broker does not answer, all its
-        markers wait for a pause, and are then sent to those brokers that lead the partitions.
+        """Send the markers that wait for this broker, until there are none. If the broker does not answer, it gets its
+        next request after a pause. The unanswered markers are then sent to the brokers that lead the partitions by now.
         """
         waiting = self._waiting[broker_id]
         try:

@@ -311,7 +311,7 @@ class CoordinatorPartition(Generic[C]):
 
     def _perform_when_committed(self, effects: list[Any], awaited_offset: int) -> None:
         perform, core = self._perform, self._core
-        assert perform is not None, "a decision of this core has no effects"
+        assert perform is not None, "a decision of this core must not have effects"
 
         def begin(error: ApiError | None) -> None:
             if error is None and self._core is core:  # otherwise the next core decides about the effects again
@@ -504,7 +504,7 @@ class CoordinatorPartition(Generic[C]):
     def _perform_later(self, core: C, effects: list[Any]) -> None:
         """Begin effects of a load that followed failed appends. With each failure, the pause becomes longer.
 
-        On a full disk, the record that an effect is complete cannot be appended, so the log is loaded again and again.
+        On a full disk, the completion of an effect cannot be recorded in the log, so the log is loaded again and again.
         If each load began its effects at once, each transaction would get ten markers in a second.
         """
 

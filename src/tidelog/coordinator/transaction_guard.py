@@ -151,7 +151,7 @@ class TransactionGuard:
             reply(error)
 
     async def _send_all(self, broker_id: int) -> None:
-        """Send the questions that wait for this broker, until there are none."""
+        """Send the questions that wait for the broker `broker_id`, until there are none."""
         waiting = self._waiting[broker_id]
         batch: _Questions = []
         try:
@@ -170,7 +170,7 @@ class TransactionGuard:
                 except (BrokerUnreachable, BrokenProtocol, ApiNotSupported, ApiError) as error:
                     logger.debug("transactions not verified broker=%d reason=%s", broker_id, error)
                     _refuse(batch)
-        finally:  # if this broker stops, some questions have no answer yet
+        finally:  # if `close` has cancelled this task, some questions have no answer yet
             del self._waiting[broker_id], self._senders[broker_id]
             _refuse([*batch, *waiting])
 

@@ -17,8 +17,8 @@ from tidelog.demo.orders import Order
 ACCEPTED, SOLD_OUT, EXPIRED = "accepted", "sold out", "expired"
 OUTCOMES = (ACCEPTED, SOLD_OUT, EXPIRED)
 ORPHAN_MS = 2000
-"""Age in milliseconds from which on any worker may publish an unpublished event. A younger event may be published only
-by the worker that decided the order."""
+"""If an unpublished event is older than this (in milliseconds), any worker may publish it. A younger event may be
+published only by the worker that decided the order."""
 
 SCHEMA = """
 CREATE TABLE stock (product TEXT PRIMARY KEY, opening INTEGER NOT NULL, units INTEGER NOT NULL CHECK (units >= 0));

@@ -39,7 +39,7 @@ PART_TIMEOUT_S = 90
 
 
 class SaleFailed(Exception):
-    """A part failed or took too long. The message is one line with the name of the part and its log file."""
+    """A part or a broker failed, or the sale took too long. If a part failed, the message names it and its log file."""
 
 
 class Plan(NamedTuple):

@@ -74,9 +74,9 @@ def is_unwritten(file: File, position: int, end: int) -> bool:
     """Return whether the bytes from `position` to `end`, the file's end, were never written: all of them are zero.
 
     If `log.preallocate` is set, Kafka creates a new segment with its full size. After a crash, zeros remain after
-    the segment's last batch. There may be only one zero, because a segment ends when the next batch does not fit. But
-    fewer than LENGTH_END zeros (the size of a batch's offset and length fields) may also be the beginning of a batch.
-    In this case, the caller must decide.
+    the segment's last batch. A segment ends when the next batch does not fit, so any number of zeros is possible, even
+    a single one. But fewer than LENGTH_END zeros (the size of a batch's offset and length fields) may also be the
+    beginning of a batch. In this case, the caller must decide.
     """
     if end <= position:
         return False

@@ -41,7 +41,7 @@ def _join_lines(lines: list[str]) -> bytes:
 
 
 class OffsetsCopy(dict[TopicPartition, int]):
-    """A copy of the offsets of all partitions. It also contains the partitions that have changed since the last copy.
+    """A copy of the offsets of all partitions. It also remembers which partitions have changed since the last copy.
 
     Formatting ten thousand entries takes several milliseconds, in which the event loop waits for the interpreter lock
     again and again. So a checkpoint that is written every second formats only the entries that changed.

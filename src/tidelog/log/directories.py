@@ -290,8 +290,8 @@ class DataDirectories:
             if None in ids or len(set(ids)) < len(ids):
                 paths = " and in ".join(d.path for d in holders)
                 raise UnusableDirectories(
-                    f"partition {partition} lies in {paths}: keep the one that is to be used, and move the other "
-                    "directory out of log.dirs"
+                    f"partition {partition} lies in {paths}: keep the directory {partition} that is to be used, and "
+                    f"move the other {partition} to a place outside log.dirs"
                 )
 
     # Find the directory of a partition

@@ -8,8 +8,9 @@ The entries of a deleted partition are removed from the checkpoints, durably, be
 created. Otherwise the new log would look as if it had lost records at its end or start.
 
 A log's start offset is persisted before the first file below it is removed. Therefore a missing file above the start
-offset is noticed. In two cases, logs may begin with their first files instead: if the checkpoint of start offsets is
-missing or damaged, or if Kafka wrote the directory, because Kafka writes this checkpoint only at intervals.
+offset is noticed. In two cases, a log may lack its first files, and its start offset becomes the offset of the first
+file that exists: if the checkpoint of start offsets is missing or damaged, or if Kafka wrote the directory, because
+Kafka writes this checkpoint only at intervals.
 """
 
 import logging
@@ -148,7 +149,7 @@ class DataDirectory:
         try:
             offsets = read_offsets(self._disk, f"{self.path}/{name}")
         except CorruptLog as error:
-            logger.warning("checkpoint ignored, as after a crash the logs are recovered reason=%s", error)
+            logger.warning("checkpoint ignored, the logs are recovered as after a crash reason=%s", error)
             self.clean = False
             offsets = None
         if offsets is not None:
@@ -230,8 +231,8 @@ class DataDirectory:
             raise
 
     def _belongs_to_older_topic(self, key: TopicPartition, path: str, *, new: bool) -> bool:
-        """Return whether files or checkpoint entries under the partition's name belong to an older topic. The
-        partition has no directory, or one without a topic id.
+        """Return whether files or checkpoint entries under the partition's name belong to an older topic. Called only
+        if the partition has no directory, or if its directory has no topic id.
 
         If the partition is new on this broker, or a partition of this name was deleted before, all files and entries
         belong to an older topic. In any other case, entries without a directory belong to an older topic only if the
@@ -541,7 +542,7 @@ class DataDirectory:
         self.release()
 
     def release(self) -> None:
-        """Unlock. Unless `close_clean` was called, the next start recovers the logs as after a crash."""
+        """Unlock. If `begin` was called and `close_clean` was not, the next start recovers logs as after a crash."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None

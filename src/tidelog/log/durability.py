@@ -55,7 +55,8 @@ class Durability:
         self._generation = 0
         """Number of cuts of the log."""
         self._roll_snapshots: dict[int, tuple[str, bytes]] = {}
-        """Snapshots that were taken when a segment was rolled and are not written yet."""
+        """Snapshots that the next plan writes. They were taken when a segment was rolled, or belong to an earlier plan
+        that did not write them."""
         self._segments_to_sync: list[Segment] = [s for s in segments.items[:-1] if s.has_unsynced_indexes]
         """Closed segments whose indexes are possibly not durable. After `put_back`, the active segment may be in
         this list, too."""
@@ -189,7 +190,8 @@ class Durability:
                 segment.transactions.unsynced = True
             else:
                 segment.indexes_unsynced = True
-        # The active segment is included, because a snapshot inside it is written after its indexes.
+        # If the plan has a snapshot inside the active segment, this segment is in the list, too: the next plan must
+        # sync the segment's indexes before it writes the snapshot.
         self._segments_to_sync = [
             *indexed_segments,
             *(segment for segment in self._segments_to_sync if segment not in indexed_segments),

@@ -44,7 +44,7 @@ class Kind(Enum):
     TRANSACTION_INDEX = "txnindex"
     PRODUCERS = "snapshot"
     METADATA_SNAPSHOT = "metadata snapshot"
-    """Record batches of Kafka's controllers, from offset 0 on."""
+    """A snapshot of Kafka's controllers, as record batches. The first batch of each file has offset 0."""
     OFFSETS = "offsets"
     EPOCHS = "epochs"
     PARTITION = "partition"

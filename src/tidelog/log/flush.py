@@ -1,5 +1,5 @@
 """The blocking part of a flush: sync and write the data that must be on the disk before a recovery point moves.
-Thread-safe.
+A plan may run on a thread while the event loop uses the log. Plans that share a `DirectorySyncs` run one by one.
 """
 
 from typing import TYPE_CHECKING, Protocol
@@ -69,7 +69,7 @@ class FlushPlan:
         self._disk = disk
         self.end_offset = end_offset
         self.generation = generation
-        """Number of cuts of the log before the plan was made. A plan from before a cut has no effect."""
+        """Number of cuts of the log before this plan. If a cut follows, `Durability.flushed` ignores the plan."""
         self.error: OSError | None = None
         """The error, if making the plan failed."""
         self.segments: list[tuple[Segment, int]] = []

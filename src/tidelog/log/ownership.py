@@ -25,8 +25,8 @@ class TidelogDirectories:
         """
         self._disk = disk
         self._brokers: set[tuple[str, str]] = set()
-        """Cluster id and node id of each broker whose metadata store, or the mark with its address, is in one of the
-        directories."""
+        """Cluster id and node id of each broker whose metadata store, or the file with the store's address, is in one
+        of the directories."""
         for path in paths:
             for directory in (path, path.rpartition("/")[0]):
                 identity = self._identity(directory)
@@ -34,7 +34,7 @@ class TidelogDirectories:
                     self._brokers.add(identity)
 
     def __contains__(self, directory: str) -> bool:
-        """Whether `directory` contains a broker's metadata store or the mark with its address, or belongs to a broker
+        """Whether `directory` contains a broker's metadata store or the file with its address, or belongs to a broker
         for which another known directory contains one of the two.
         """
         return self._has_metadata(directory) or (bool(self._brokers) and self._identity(directory) in self._brokers)

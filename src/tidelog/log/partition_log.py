@@ -510,7 +510,7 @@ class PartitionLog:
         """
         self.producers.expire(now_ms, self.config.producer_id_expiration_ms, self.log_end_offset)
         limit = self.log_end_offset if high_watermark is None else high_watermark
-        self.producers.forget_replicated(limit)  # also those that were replayed when the log was opened
+        self.producers.forget_replicated(limit)  # appends and reads do this, too, but there may be none after the start
         return self.look_up(lambda: self._retire(now_ms, limit))
 
     def _retire(self, now_ms: int, limit: int) -> int:

@@ -117,8 +117,12 @@ class ProducerState:
         """Return a new object that stands for a question to the coordinator of the producer's transaction (KIP-890).
 
         The object becomes invalid when a marker ends the transaction, since the coordinator's answer may then be about
-        a transaction that has ended. Raises InvalidProducerEpoch if the log has a higher epoch of the producer: then
-        the batch is refused without a question.
+        a transaction that has ended. If the marker has a higher epoch, `marker_appended` makes the object invalid. If
+        it has the same epoch (before transaction version 2), WriteTxnMarkers calls `invalidate_verifications` with the
+        marker's epoch + 1.
+
+        Raises InvalidProducerEpoch if the log has a higher epoch of the producer: then the batch is refused without a
+        question.
         """
         entry = self.entries.get(producer_id)
         if entry is not None and epoch < entry.epoch:

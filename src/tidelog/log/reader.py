@@ -193,7 +193,7 @@ class LogReader:
             segment.path,
             position,
             f"offsets {offset} to {base_offset - 1} are missing before this batch; put the missing files back. "
-            "If the log was compacted, or to continue without the missing records, set the offset of "
+            "If the log was compacted, or if you want to continue without the missing records, set the offset of "
             f"{name} to {self._segments.items[0].base_offset} in {parent}/{CLEANER_OFFSETS}",
         )
 

@@ -19,6 +19,7 @@ from tidelog.log.validation import (
 )
 from tidelog.wire.batches import CODEC_MASK, DECOMPRESSED_BYTES_MAX, HEADER_BYTES, LENGTH_END, Codec
 from tidelog.wire.checksums import crc32c
+from tidelog.wire.errors import RecordTooLarge
 from tidelog.wire.primitives import Buffer, MalformedMessage, TooLargeDecompressed
 from tidelog.wire.record_facts import check_records
 
@@ -84,9 +85,7 @@ def recompress(batch: Buffer, header: "BatchHeader", target: Recompression, inli
     except TooLargeDecompressed as error:
         if inline_bytes_max:
             raise NotInline from None
-        raise too_large(
-            f"{header.size} bytes (more than {decompressed_bytes_max} decompressed)", target.batch_bytes_max
-        ) from error
+        raise RecordTooLarge(f"{error}; send smaller batches (producer: batch.size)") from error
     except MalformedMessage as error:
         raise undecodable(error, header, reads_whole_records=True) from error
     content = compress(target.codec, records, target.level)

@@ -61,12 +61,12 @@ def contradicts_itself(header: BatchHeader) -> bool:
 
 
 def have_base_timestamp(batch: memoryview, header: BatchHeader) -> bool:
-    """Return whether it is certain that all records have the only timestamp that the header states: the records are not
-    compressed, have equal sizes, and all have the timestamp delta 0.
+    """Return whether it is certain that all records have the base timestamp, and the header states no other timestamp:
+    the records are not compressed, have equal sizes, and all have the timestamp delta 0.
 
     The result is False for records of different sizes, because they would have to be read one after the other. This
-    function is called for every produced batch of old records, so it compares the first bytes of all records in a
-    single call.
+    function is called for every produced batch of old records, so it compares the first bytes of all records in a few
+    calls, not in one call for each record.
     """
     if header.base_timestamp != header.max_timestamp or header.attributes & CODEC_MASK:
         return False
@@ -108,7 +108,7 @@ def _equal_records(size: int, count: int) -> _EqualRecords | None:
             first = code + b"\0\0"  # attributes and timestamp delta
             record = f"{len(first)}s{stride - len(first)}x"
             return _EqualRecords(Struct(record * count).unpack_from, (first,) * count)
-    return None  # no length field fits into the remaining bytes
+    return None  # no record has exactly this size, whatever the size of its length field
 
 
 def _have_base_timestamp_by_column(batch: memoryview, start: int, count: int) -> bool:
@@ -191,7 +191,9 @@ def latest_record_timestamp_at(file: "File", position: int, size: int, fields: F
 
 
 def latest_timestamp_of(batch: "Buffer", fields: Fields) -> int:
-    """Return the largest timestamp of a batch in memory, by the rules of `latest_timestamp_at`."""
+    """Return the largest timestamp of a batch in memory, by the rules of `latest_timestamp_at`, but for a batch of any
+    size. If compressed records have more than INLINE_BYTES_MAX after decompression, return the header's timestamp.
+    """
     latest = _latest_of_records(batch, INLINE_BYTES_MAX) if _header_is_wrong(fields) else None
     return fields[MAX_TIMESTAMP] if latest is None else latest
 

@@ -381,8 +381,8 @@ class LogOpener:
             segment.path,
             0,
             f"offsets {end} to {segment.base_offset - 1} are missing before this segment, although every offset "
-            f"below {self._flushed_end} was on the disk; put the missing files back. If the log was compacted, or to "
-            "continue without the missing records, "
+            f"below {self._flushed_end} was on the disk; put the missing files back. If the log was compacted, or if "
+            "you want to continue without the missing records, "
             f"{self._remedy(CLEANER_OFFSETS, self._segments.items[0].base_offset)}",
         )
 

@@ -55,8 +55,8 @@ class _DoubtfulSegment(NamedTuple):
 
 
 class SegmentAgeSearch:
-    """Determines the ages of segments. `run` blocks, on any thread, and does not change the log. `store_result` runs
-    on the loop.
+    """Determines the ages of segments. `run` blocks, may run on any thread, and does not change the log.
+    `store_result` runs on the loop.
 
     If `wanted_part` is set after `run`, the search needs the records of a segment. Then the caller reads these
     records, calls `add_record_times`, and calls `run` again.
@@ -158,8 +158,8 @@ class RetiredSegments:
 
 
 class Removal:
-    """Renames and removes the files of retired segments. `run` blocks, on any thread. Work that fails is repeated by
-    the log's next removal.
+    """Renames and removes the files of retired segments. `run` blocks and may run on any thread. Work that fails is
+    repeated by the log's next removal.
     """
 
     __slots__ = ("_to_remove", "_to_rename")
@@ -226,7 +226,7 @@ class Retention:
             end_offset = items[index + 1].base_offset if index + 1 < len(items) else log_end_offset
             if end_offset > limit or (index + 1 == len(items) and not segment.size):
                 break
-            # From here on, `excess` is not negative if the log without this segment still has retention.bytes.
+            # After the subtraction, `excess` is negative if the log without this segment has less than retention.bytes.
             excess -= segment.size
             is_below_start = end_offset <= log_start_offset and index + 1 < len(items)
             if not (is_below_start or excess >= 0 or _age_status(segment, config, now_ms) is AgeStatus.EXPIRED):

@@ -264,7 +264,7 @@ class Segment:
         times.append(self.max_timestamp, self.max_timestamp_offset)
         self.index_after = position + self._interval
         if index.count >= self._entries_max or times.count >= self._time_entries_max:
-            self.size_limit = -1  # `_check_full` without a call for each batch
+            self.size_limit = -1  # the next append rolls the segment, as after `_check_full`
         if index.count - index.written >= PENDING_MAX:
             self.write_indexes()
 
@@ -365,7 +365,7 @@ class Segment:
             return self.index.offset_at(position_min)
 
     def offset_before_time(self, timestamp_ms: int) -> int:
-        """Return an offset of this segment such that no record up to it is later than `timestamp_ms`."""
+        """Return an offset of this segment such that no record before it is later than `timestamp_ms`."""
         try:
             return self.times.offset_for(timestamp_ms)
         except (CorruptIndex, FileNotFoundError) as error:

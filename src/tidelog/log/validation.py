@@ -159,7 +159,8 @@ def may_hide_times(batch: memoryview, header: "BatchHeader") -> bool:
     the header states an old timestamp or 0.
 
     A client that does not fill in the timestamps of its headers states 0. But old records with a correct header are
-    common, too. Therefore a bulk load of old records must not cause a full examination of each record.
+    common, too, and a full examination of a bulk load would be slow. So the timestamps of uncompressed records are
+    compared here, unless there are too many of them. For a compressed batch, the result is always True.
     """
     if header.attributes & CODEC_MASK:
         return True
@@ -227,14 +228,14 @@ def undecodable(error: MalformedMessage, header: "BatchHeader", *, reads_whole_r
     if isinstance(error, BrokenStream):
         try:
             check_records(error.before, header)
-        except MalformedMessage as earlier:
-            is_read_after_the_stream_broke = (
-                isinstance(earlier, CutShort)
-                or (isinstance(earlier, WrongRecordCount) and not isinstance(earlier, BytesAfterRecords))
-                or (isinstance(earlier, FieldCutShort) and not reads_whole_records)
+        except MalformedMessage as damage:
+            stream_breaks_first = (
+                isinstance(damage, CutShort)
+                or (isinstance(damage, WrongRecordCount) and not isinstance(damage, BytesAfterRecords))
+                or (isinstance(damage, FieldCutShort) and not reads_whole_records)
             )
-            if not is_read_after_the_stream_broke:
-                return InvalidRecord(f"{earlier}; and {error}")
+            if not stream_breaks_first:
+                return InvalidRecord(f"{damage}; and {error}")
         message = f"the records cannot be decompressed: {error}; the producer's compression library is at fault"
         return ApiError(message, ErrorCode.UNKNOWN_SERVER_ERROR)
     if isinstance(error, UnreadableLength) and header.codec == Codec.NONE:

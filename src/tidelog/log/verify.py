@@ -113,9 +113,9 @@ def verify(
 ) -> VerifyReport:
     """Verify a file, a partition's directory or a whole data directory. `records`: decode every record.
 
-    `tidelog_directories` says which data directories belong to Tidelog. The default contains only directories that
-    have a metadata store or the mark with its address. Data that cannot be read becomes a finding. Raises OSError if
-    `path` does not exist.
+    `tidelog_directories` says which data directories belong to Tidelog. The default contains only directories with a
+    file `metadata.sqlite` (the metadata store itself) or `metadata.store` (the address of the metadata store). Data
+    that cannot be read becomes a finding. Raises OSError if `path` does not exist.
     """
     path = path.rstrip("/")
     if not disk.is_dir(path):
@@ -502,7 +502,11 @@ class _Verifier:
         elif any(b <= a for a, b in pairwise(offsets)):
             self._result.add_finding(path, position, "the offsets of its records do not rise")
         elif offsets and not fields[BASE_OFFSET] <= offsets[0] <= offsets[-1] <= last_offset:
-            self._result.add_finding(path, position, f"its records have offsets {offsets[0]} to {offsets[-1]}")
+            reason = (
+                f"its records have offsets {offsets[0]} to {offsets[-1]}, but the batch states offsets "
+                f"{fields[BASE_OFFSET]} to {last_offset}"
+            )
+            self._result.add_finding(path, position, reason)
 
     def _read_counted(self, path: str) -> bytes:
         data = self._disk.read(path)

@@ -204,8 +204,8 @@ def _alter_client_metrics(image: MetadataImage, alteration: Alteration) -> list[
 
 
 def broker_name(resource_name: str, node_id: int) -> str:
-    """Return `node_id` as text if the resource names this broker, or "" if it means all brokers. Raises ApiError for
-    another broker.
+    """Return `node_id` as text if the resource names the broker `node_id`, or "" if it means all brokers. Raises
+    ApiError for another broker.
     """
     if not resource_name:
         return ""
@@ -214,7 +214,7 @@ def broker_name(resource_name: str, node_id: int) -> str:
 
 
 def check_node(resource_name: str, node_id: int) -> None:
-    """Raise ApiError unless `resource_name` is the number of this broker."""
+    """Raise ApiError unless `resource_name` is the number `node_id`."""
     digits = resource_name.removeprefix("-")
     if not digits.isascii() or not digits.isdigit() or len(digits) > 10:
         raise ApiError(f"a broker must be named by its number, not {resource_name[:100]!r}", ErrorCode.INVALID_REQUEST)

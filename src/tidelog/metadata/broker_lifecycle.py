@@ -85,7 +85,7 @@ class BrokerLifecycle:
         self._heartbeat_is_due: asyncio.Future[None] = runtime.tasks.future()
         """Done when the next heartbeat must be sent without waiting for the interval."""
         self._next_answer: asyncio.Future[None] = runtime.tasks.future()
-        """Done at the next answer to a heartbeat."""
+        """Done when the controller accepts the next heartbeat."""
         self._failure_is_logged = False
         """Whether the log has a line about the current series of failed heartbeats."""
 
@@ -173,7 +173,8 @@ class BrokerLifecycle:
         """Call `on_lease_over` at once if the lease has ended and its renewal has not noticed this yet.
 
         That happens after a pause of the whole process: requests that have arrived meanwhile are handled before the
-        timers of the renewal. Call this before an answer that must not be older than the lease.
+        timers of the renewal. Call this before a coordinator on this broker is used: after the end of the lease,
+        another broker may coordinate the same groups or transactions.
         """
         lease = self._lease
         if lease is None or lease.is_valid:
@@ -261,12 +262,12 @@ class BrokerLifecycle:
             return True
         if not self._failure_is_logged:
             self._failure_is_logged = True
-            logger.warning("heartbeat not answered error=%s reason=%s", answer.error.name, answer.message)
+            logger.warning("heartbeat not accepted error=%s reason=%s", answer.error.name, answer.message)
         return False
 
     def _accept(self, reply: HeartbeatReply) -> None:
         if self._failure_is_logged:
-            logger.info("heartbeats are answered again node=%d", self._node_id)
+            logger.info("heartbeats are accepted again node=%d", self._node_id)
         self._failure_is_logged = False
         if self._is_fenced and not reply.is_fenced:
             logger.info("broker unfenced node=%d epoch=%d", self._node_id, self.broker_epoch)

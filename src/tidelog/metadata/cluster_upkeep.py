@@ -80,7 +80,7 @@ class ClusterUpkeep:
             if answer.error:
                 logger.warning("broker not fenced node=%d reason=%s", number, answer.message)
             elif broker.in_controlled_shutdown:
-                logger.info("broker fenced, it has shut down in order node=%d epoch=%d", number, broker.epoch)
+                logger.info("broker fenced, it was in controlled shutdown node=%d epoch=%d", number, broker.epoch)
             else:
                 logger.warning("broker fenced, its lease has ended node=%d epoch=%d", number, broker.epoch)
 

@@ -286,8 +286,9 @@ def _check_replication_factor(image: MetadataImage, replication_factor: int) -> 
 def delete_topics(
     image: MetadataImage, choices: Sequence[TopicChoice], *, reserve: ReservePartitions = unlimited
 ) -> Steps[JournalDecision[list[TopicResult]]]:
-    """Delete topics. Each choice succeeds or fails on its own. A topic that is chosen more than once is not deleted,
-    and has one result.
+    """Delete topics. Each choice succeeds or fails on its own. A valid choice that occurs more than once fails, and has
+    one result. If a name and an id among the other choices belong to the same topic, the topic is not deleted, and has
+    one result for both.
     """
     # A choice with both a name and an id, or with neither, is not valid. `_find_topic` refuses each of them.
     repeated = yield from _find_repeated(c for c in choices if (c.name is None) != (c.topic_id == NO_TOPIC_ID))

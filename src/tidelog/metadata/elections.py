@@ -11,7 +11,8 @@ election chooses, in the same order as Kafka:
 1. the first active replica, in the order of the assignment, that is in the ISR;
 2. if the ISR is empty, the first active replica that is in the ELR;
 3. if the ISR and the ELR are empty, the last known leader, if it is active and has its data directories;
-4. only if the topic has `unclean.leader.election.enable`, the first active replica.
+4. only if the topic has `unclean.leader.election.enable`, or if an administrator has requested an unclean election, the
+    first active replica.
 
 Rules 2 and 3 need the feature `eligible.leader.replicas.version`.
 
@@ -192,7 +193,9 @@ def _elect(
     is_active: IsActive,
     prefer_first: bool,
 ) -> tuple[int, bool]:
-    """Return the leader, or NO_LEADER, and whether its election is unclean. If possible, the leader does not change."""
+    """Return the leader, or NO_LEADER, and whether its election is unclean. If the present leader may lead, it remains,
+    unless `prefer_first` is set and the first replica may lead.
+    """
     candidates = isr or elr
     preferred = (replicas[0], state.leader) if prefer_first else (state.leader,)
     for replica in (*preferred, *replicas):

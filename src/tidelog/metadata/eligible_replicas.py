@@ -20,8 +20,8 @@ def clear_elr(image: MetadataImage, topics: Iterable[TopicImage]) -> list[Journa
     """Return the record that clears the ELR of the partitions of these topics, except partitions whose ISR is empty.
 
     A partition with an empty ISR has no leader, so its high watermark cannot move. Therefore the members of its ELR
-    have every committed record, whatever value `min.insync.replicas` has. Kafka also clears the ELR of such a
-    partition; after that, the partition can get a leader only by an unclean election.
+    have every committed record, whatever value `min.insync.replicas` has. Unlike Tidelog, Kafka clears the
+    ELR of such a partition. After that, the partition can get a leader only by an unclean election.
     """
     changes = StateChanges(image)
     for topic in topics:

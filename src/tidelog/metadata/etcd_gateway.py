@@ -28,7 +28,9 @@ NO_PERMISSION = (7, 16)
 
 
 class AnswerLost(Exception):
-    """A call was sent and may have been executed, but no answer has arrived."""
+    """A call was sent, and it is unknown whether it was executed: no answer has arrived, or the answer is an error that
+    does not say it.
+    """
 
 
 class AnswerTooLarge(Exception):

@@ -47,7 +47,7 @@ def change_feature_level(image: MetadataImage, change: LevelChange, config: Brok
     - if the controller or a registered broker does not support the level,
     - if the change is a downgrade that the request does not allow,
     - if it lowers `tidelog.metadata.version`, since the journal may already have records that need the current level,
-    - if it changes another feature while `tidelog.metadata.version` has level 0,
+    - if it changes another feature of a cluster while `tidelog.metadata.version` has level 0,
     - or if it switches ELR off while a partition has an empty ISR.
     """
     feature, level, _ = change
@@ -64,8 +64,8 @@ def change_feature_level(image: MetadataImage, change: LevelChange, config: Brok
                 f"broker {broker.broker_id} supports levels {lowest} to {highest} of {feature}, not {level}; upgrade "
                 "or unregister it"
             )
-    # Nothing changes if the level is recorded already, or is 0. A level that applies without a record
-    # (LEVELS_WITHOUT_RECORD) gets its record now.
+    # If the feature has this level already, nothing changes, with one exception: a level above 0 that applies without a
+    # record (LEVELS_WITHOUT_RECORD) gets its record now.
     if level == current_level and (not level or feature in image.feature_levels):
         return JournalDecision([], None)
     if level < current_level and not change.allow_downgrade:

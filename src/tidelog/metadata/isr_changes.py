@@ -103,11 +103,16 @@ def _check_proposal(state: PartitionState, broker_id: int, proposal: IsrProposal
         raise ApiError("the proposal is based on an earlier state of the partition", ErrorCode.INVALID_UPDATE_VERSION)
     members = [member for member, _ in proposal.isr]
     if not set(members) <= set(state.replicas) or len(set(members)) != len(members) or state.leader not in members:
-        raise ApiError("the ISR must contain the leader and other replicas, each once", ErrorCode.INVALID_REQUEST)
+        raise ApiError(
+            "the ISR must contain the leader, only replicas of the partition, and none of them twice",
+            ErrorCode.INVALID_REQUEST,
+        )
     if proposal.recovery not in (RECOVERED, RECOVERING):
         raise ApiError(f"recovery state {proposal.recovery} is unknown", ErrorCode.INVALID_REQUEST)
     if proposal.recovery == RECOVERING and (len(members) > 1 or state.recovery == RECOVERED):
-        raise ApiError("a recovering leader must be alone in the ISR", ErrorCode.INVALID_REQUEST)
+        raise ApiError(
+            "a leader is recovering only if it is alone in the ISR and has not recovered yet", ErrorCode.INVALID_REQUEST
+        )
 
 
 def _check_members(image: MetadataImage, proposal: IsrProposal) -> None:

@@ -76,7 +76,7 @@ class Journal:
         """Replay the part of the stored journal that the store can read without changing the disk. `replay` replays
         the rest. Returns the image, or None if nothing could be read.
 
-        Raises StoreFailed and JournalError.
+        Raises StoreFailed, StoreUnavailable and JournalError.
         """
         stored_journal = await self._store.inspect()
         if stored_journal is None:
@@ -87,7 +87,7 @@ class Journal:
         return self._builder.build()
 
     async def replay(self) -> None:
-        """Replay the whole journal: first the snapshot, then the entries after it.
+        """Replay what `inspect` has not replayed: first a newer snapshot, if there is one, then the later entries.
 
         Raises StoreFailed, StoreUnavailable and JournalError.
         """

@@ -223,8 +223,9 @@ class Answer(NamedTuple, Generic[R]):
     """The controller's answer: the value, or an error that concerns the whole request.
 
     After most errors, the request has changed nothing and will not change anything later. After REQUEST_TIMED_OUT, it
-    may have been executed, or may be executed later. After KAFKA_STORAGE_ERROR, it may have been executed if an append
-    to the broker's own store ended with StoreFailed.
+    may have been executed, or may be executed later. After KAFKA_STORAGE_ERROR, it has changed nothing if several
+    brokers share the store. If a broker uses its store alone, the request may have been executed, since the append of
+    its records may have ended with StoreFailed.
     """
 
     value: R | None
@@ -298,7 +299,7 @@ class ControllerChannel(Protocol):
 
 
 class RequestExecutor(Protocol):
-    """The controller of this process, while it is the cluster's controller."""
+    """The controller in this process. It is active only while this broker has the cluster's controller lease."""
 
     @property
     def is_active(self) -> bool: ...

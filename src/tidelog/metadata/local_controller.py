@@ -60,9 +60,9 @@ Decide = Callable[[MetadataImage], JournalDecision[R] | Steps[JournalDecision[R]
 class LocalController:
     """The cluster's controller, while this broker has the controller lease.
 
-    A change is answered when its entry is durable in the store and every listener of this broker has processed it. So
-    the partitions of a new topic have a leader when CreateTopics is answered. Changes are decided one at a time, each
-    from the image that contains all earlier changes.
+    A change is answered when its entry is durable in the store and every part of this broker has applied the new
+    image. So the partitions of a new topic have a leader when CreateTopics is answered. Changes are decided one at a
+    time, each from the image that contains all earlier changes.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class LocalController:
             return Answer(None, ErrorCode.REQUEST_TIMED_OUT)
 
     async def _change(self, decide: Decide[R]) -> Answer[R]:
-        """Run one change. Errors are returned as answers and not raised, since the caller may not wait any more."""
+        """Run one change. Errors are returned as answers and not raised, since the caller may have stopped waiting."""
         try:
             return await self._try_change(decide)
         except ApiError as error:

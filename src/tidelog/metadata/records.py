@@ -6,8 +6,8 @@ know. A change that older brokers must not ignore needs a new kind of record or 
 both.
 
 The kinds that this module defines after `FeatureLevelChanged` are written only while the finalized level of
-`tidelog.metadata.version` says that every registered broker can read them (`metadata/features.py`). The first
-`FeatureLevelChanged` record finalizes this level.
+`tidelog.metadata.version` says that every registered broker can read them (`metadata/features.py`). This level is 0
+until a `FeatureLevelChanged` record of this feature raises it.
 """
 
 import json

@@ -108,8 +108,8 @@ class MetadataService:
         self._renewal: asyncio.Task[None] | None = None
         self._running: asyncio.Task[None] | None = None
         self._claimed_at_start = False
-        """Whether this broker became the controller in `start`. If so, its claim has begun new leader epochs for the
-        partitions that it leads, and its registration need not do this again."""
+        """Whether this broker became the controller in `start`. If so, at metadata level 0, its claim has begun new
+        leader epochs for the partitions that it leads, and its registration need not do this again."""
         self.lifecycle: BrokerLifecycle | None = None
         """None if this broker has no channel to other brokers."""
         self._upkeep: ClusterUpkeep | None = None
@@ -296,9 +296,9 @@ class MetadataService:
         """Append the claim, which is this controller's first entry, and begin to decide changes. Returns False if the
         lease was lost before the claim was appended.
 
-        If an earlier controller still appends an entry, that entry has the same position as the claim, so the append
-        fails. With `restarted`, and while the level of `tidelog.metadata.version` is 0, new leader epochs begin for the
-        partitions that this broker leads.
+        If an earlier controller has just stored an entry at the position of the claim, the append of the claim fails.
+        Then this broker replays that entry, and appends the claim after it. With `restarted`, and while the level of
+        `tidelog.metadata.version` is 0, new leader epochs begin for the partitions that this broker leads.
 
         Raises JournalError. For a lease that does not expire, also raises the exceptions of `Journal.append`.
         """
@@ -401,11 +401,11 @@ class MetadataService:
         """
         if not self.controller.is_active:  # it is active already if `start` has appended the claim
             old = self.journal.image
-            is_claimed = await self._catch_up_for_claim(lease)
+            has_caught_up = await self._catch_up_for_claim(lease)
             if self._channel is None and self.journal.image.controller_epoch not in self._epochs:
                 lease.lose("another broker has been the controller")
                 raise LeaseLost("another broker has been the controller")
-            is_claimed = is_claimed and await self._claim(lease)
+            is_claimed = has_caught_up and await self._claim(lease)
             self._publish_since(old)
             if not is_claimed:
                 lease.lose("the controller lease ended before the claim was stored")

@@ -40,7 +40,8 @@ class StateChanges:
         Raises ApiError (UNSUPPORTED_VERSION) if there may be brokers that cannot read the record.
         """
         partitions_by_fields: dict[tuple[tuple[str, Any], ...], dict[TopicId, list[int]]] = {}
-        # Many partitions have equal old and new states, so their changed fields are computed only once.
+        # Many partitions often change from the same old state to the same new state. The changed fields are computed
+        # only once for each such pair.
         known_fields: dict[tuple[PartitionState, PartitionState], tuple[tuple[str, Any], ...]] = {}
         for (topic_id, partition), new in self._new_states.items():
             old = self._image.topics_by_id[topic_id].partitions[partition]
@@ -66,7 +67,7 @@ class StateChanges:
 def _changed_fields(old: PartitionState, new: PartitionState) -> dict[str, Any]:
     """Return the fields of the `StateChange` from `old` to `new`, except its partitions."""
     # A `StateChange` does not contain epochs. It increments the partition epoch. It increments the leader epoch only if
-    # it contains a leader, so the leader depends on the leader epoch here: the same leader may begin a new epoch.
+    # it contains a leader. So the leader is included if the leader epoch changes, even if the leader remains the same.
     not_compared = ("leader", "leader_epoch", "partition_epoch")
     fields = {
         name: value for name, value in new._asdict().items() if name not in not_compared and value != getattr(old, name)

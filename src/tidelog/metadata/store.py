@@ -165,7 +165,7 @@ class Store(Protocol):
 
 
 class LeaseTerm:
-    """The time during which a holder may rely on its lease, even if its process is paused during this time.
+    """The time during which a holder may rely on its lease. This time also passes while the holder's process is paused.
 
     The term begins when the acquisition or renewal is sent, since the store's confirmation arrives some time later. It
     is measured with a monotonic clock: after a long pause of the process the term is over, even if no call has failed.
@@ -177,8 +177,8 @@ class LeaseTerm:
         self._end_s = 0.0
 
     def extend(self, sent_s: float) -> None:
-        """Note that the store has confirmed an acquisition or renewal. `sent_s` is the clock's time before it was
-        sent.
+        """Let the term begin at `sent_s`, the clock's time before the acquisition or renewal was sent that the store
+        has confirmed.
         """
         self._end_s = max(self._end_s, sent_s + (self._ttl_ms - LEASE_MARGIN_MS) / 1000)
 

@@ -310,8 +310,8 @@ class _Mapping(Codec):
 
 
 class _Fields(Codec):
-    """A named tuple, or a tuple whose items have different types. The encoding is the number of written fields,
-    followed by the fields.
+    """A named tuple, or a tuple of fixed length, with one type hint for each item. The encoding is the number
+    of written fields, followed by the fields.
     """
 
     __slots__ = ("_defaults", "_fields", "_kind")

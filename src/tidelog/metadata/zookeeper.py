@@ -5,8 +5,8 @@ Nodes below the root:
     journal/BUCKET/POSITION   one entry; a bucket has BUCKET_ENTRIES of them. Entries are read by number, since the
                               list of the entries of a long journal would exceed ZooKeeper's limit (jute.maxbuffer)
     end, first                the position of the next entry, and the position of the first entry that is not deleted
-    leases/NAME               holder, epoch and term; ephemeral if the lease expires, so that the lease ends with the
-                              holder's session
+    leases/NAME               holder, epoch and term; ephemeral if the lease can expire, so that the lease ends with
+                              the holder's session
     epochs/NAME               the last epoch of that lease; this node is never deleted
     snapshot                  the pointer to the current snapshot
     snapshots/ID/PART         the parts of snapshots
@@ -54,8 +54,9 @@ T = TypeVar("T")
 
 SESSION_MS: Final = 12_000
 SESSION_SHARE: Final = 5 / 6
-"""A lease may last at most this share of a session. The servers report a session's last ping to their leader with a
-delay of less than one tick. So the leader may end the session earlier by this delay."""
+"""A lease may last at most this share of a session. A server reports a session's last ping to the leader of the servers
+after a delay of less than one tick. If the server fails before it reports this ping, the leader knows only an earlier
+ping, and ends the session earlier by up to this delay."""
 BUCKET_ENTRIES: Final = 10_000
 """Number of entries below one node."""
 PIPELINED_READS: Final = 100
@@ -87,8 +88,8 @@ class ZooKeeperStore(RemoteStore):
         """For each lease, the version of the node with its epoch."""
         self._terms: dict[Lease, LeaseTerm] = {}
         self._unchanged_since: dict[str, tuple[object, float]] = {}
-        """For each lease that expires: what identifies the state of its node (creation and version), and the time at
-        which this store has first seen this state."""
+        """For each lease that can expire: what identifies the state of its node (creation and version), and the time
+        at which this store has first seen this state."""
         self._events: dict[Any, None] = {}
         """Events of the waits that are in progress."""
 
@@ -232,7 +233,7 @@ class ZooKeeperStore(RemoteStore):
         for i, part in enumerate(parts):
             self._create(self._path("snapshots", parts_id, str(i)), part)
         if self._point_to(SnapshotPointer.of(snapshot, parts_id, len(parts))):
-            own_prefix = parts_prefix(snapshot.position)  # the ids of the parts of earlier snapshots are less
+            own_prefix = parts_prefix(snapshot.position)  # the ids of earlier snapshots' parts sort before it
             names = self._session.answer(self._session.client.get_children_async(self._path("snapshots")))
             self._delete_parts([name for name in sorted(names) if name < own_prefix])
             self._trim(snapshot.position)
@@ -339,8 +340,8 @@ class ZooKeeperStore(RemoteStore):
         self._check_lease(lease)
         sent_s = self._clock.monotonic()
         value, stat = self._get_with_stat("leases", _escaped(lease.name))
-        # The node of a lease that expires belongs to a session. If that session is an earlier one of this process, the
-        # servers delete the node soon, so the lease cannot be renewed. The owner of all other nodes is 0.
+        # The node of a lease that can expire belongs to a session. If that session is an earlier one of this process,
+        # the servers delete the node soon, so the lease cannot be renewed. The owner of all other nodes is 0.
         is_own = value is not None and decode_lease(lease.name, value) == lease
         if is_own and stat.ephemeralOwner in (0, self._session.session_id):
             path = self._path("leases", _escaped(lease.name))
@@ -353,7 +354,7 @@ class ZooKeeperStore(RemoteStore):
         raise lease_lost(lease)
 
     def _extend(self, lease: Lease, ttl_ms: int | None, sent_s: float) -> None:
-        """Note that the acquisition or renewal that was sent at `sent_s` has been confirmed."""
+        """Record that the term of the lease began at `sent_s`, when the confirmed acquisition or renewal was sent."""
         if ttl_ms is not None:
             term = self._terms[lease] = LeaseTerm(self._clock, ttl_ms)
             term.extend(sent_s)

@@ -1,10 +1,10 @@
 """Dead letters: records that cannot be parsed are written to a topic, exactly once, before their micro-batch commits.
 
 The query itself leaves such records out, and counts them while it parses the records. After the sink has written a
-micro-batch, and if the count is not zero, this module reads the micro-batch's range of offsets again and writes the
-records that cannot be parsed. Only then does Spark commit the micro-batch. So a micro-batch without such records is
-read once. A micro-batch that is repeated after a failure writes its dead letters with the same number, so they are not
-written twice.
+micro-batch, and if the count is not zero or may be too low, this module reads the micro-batch's range of offsets again
+and writes the records that cannot be parsed. Only then does Spark commit the micro-batch. So a micro-batch without such
+records is read once, unless it has fewer records than offsets. Dead letters are written with the number of their
+micro-batch. A micro-batch that is repeated after a failure keeps its number, so its dead letters are not written twice.
 
 The range of offsets comes from the checkpoint, where Spark writes it before it reads a micro-batch.
 """

@@ -181,7 +181,9 @@ def pipeline(
 
 
 def interval_ms(text: str) -> int | None:
-    """Return the milliseconds of an interval such as `5 seconds`, `0.5 s` or `1 minute`; None if the text is none."""
+    """Return the milliseconds of an interval such as `5 seconds`, `0.5 s` or `1 minute`; None if `text` is not an
+    interval.
+    """
     match = INTERVAL.fullmatch(text.strip().lower()) if isinstance(text, str) else None
     unit_ms = match and (UNITS_MS.get(match[2]) or UNITS_MS.get(match[2].removesuffix("s")))
     return int(float(match[1]) * unit_ms) if match and unit_ms else None

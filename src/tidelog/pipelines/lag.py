@@ -55,7 +55,7 @@ class LagMonitor:
                 query.lag_records, query.lag_ms = None, None
                 if query.offsets and has_answer:
                     query.lag_records, query.lag_ms = self.measure(status.pipeline, query.offsets)
-                    # Without an answer, each further attempt would wait as long.
+                    # If the brokers did not answer, each further measurement would also wait until its timeout.
                     has_answer = query.lag_records is not None
 
     def measure(self, pipeline: str, offsets: Mapping[str, Mapping[str, int]]) -> tuple[int | None, int | None]:
@@ -112,7 +112,7 @@ def topics_by_cluster(pipeline: Pipeline, topics: Iterable[str], bootstrap: str)
     """
     sources = [each for each in pipeline.sources.values() if isinstance(each, Topic | Mirror)]
     servers = [(each.source if isinstance(each, Mirror) else each.bootstrap) or bootstrap for each in sources]
-    if len(set(servers)) == 1:  # the usual case; Java need not evaluate patterns
+    if len(set(servers)) == 1:  # the usual case; `reads`, which may start Java to match a pattern, is not needed
         return {servers[0]: list(topics)}
     by_cluster: dict[str, list[str]] = {}
     for topic in topics:

@@ -79,10 +79,13 @@ class Checker:
         for source, target in pairs:
             if source is None or target is None:
                 more, record = ("target", target) if source is None else ("source", source)
-                return PartitionCheck(tp, records, f"only the {more} has a record at offset {record.offset}")
+                return PartitionCheck(tp, records, f"only the {more} has more records, from offset {record.offset} on")
             if _content(source) != _content(target):
                 return PartitionCheck(
-                    tp, records, f"offset {source.offset} in the source is not offset {target.offset} in the target"
+                    tp,
+                    records,
+                    f"the record at offset {source.offset} in the source differs from the record at offset"
+                    f" {target.offset} in the target",
                 )
             records += 1
         return PartitionCheck(tp, records, "")

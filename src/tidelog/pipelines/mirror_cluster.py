@@ -142,8 +142,8 @@ class MirrorCluster:
                     yield record
 
     def runs(self, partition: TopicPartition, begin: int, end: int) -> list[Run]:
-        """Return the offsets of committed records from `begin` to `end` (exclusive). Only batches in which offsets are
-        missing, because they were compacted, are decoded.
+        """Return the offsets of committed records from `begin` to `end` (exclusive). A batch is decoded only if offsets
+        are missing in it, because they were compacted, or if it is partly outside this range.
         """
         runs: list[Run] = []
         for header in self._batches(partition, begin, end):

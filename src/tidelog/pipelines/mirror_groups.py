@@ -146,7 +146,7 @@ class GroupMover:
         self._thread.start()
 
     def stop(self, *, move: bool, timeout_s: float = STOP_MAX_S) -> None:
-        """Let the thread end, with `move` after it has moved the groups a last time. Wait up to `timeout_s`.
+        """Make the thread end. With `move`, the thread first moves the groups a last time. Wait up to `timeout_s`.
 
         Raises the error of the last move, and TemporaryError if the thread has not ended in time. It then ends after
         the move that it has begun, or with the process.
@@ -157,7 +157,7 @@ class GroupMover:
         if self._thread.is_alive():
             self._moves_at_end = False  # a move that runs continues, but no other begins
             raise TemporaryError(
-                f"a move has not ended within {timeout_s:g} s, so offsets that groups committed since the move before"
+                f"a move has not ended within {timeout_s:g} s, so offsets that groups committed after the previous move"
                 " may be missing in the target: run the mirror again before consumers change to the target"
             )
         if self._error is not None:

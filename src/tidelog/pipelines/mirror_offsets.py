@@ -85,8 +85,8 @@ class Entry(NamedTuple):
 
     segments: tuple[Segment, ...]
     target_end: int
-    """The end of the mirrored partition (exclusive) when the entry was stored. No record is between the last segment
-    and this offset."""
+    """Exclusive end of the entry in the mirrored partition. If the entry is the last one of a micro-batch, this is the
+    end of the partition after the micro-batch. No record is between the last segment and this offset."""
 
     @property
     def source(self) -> int:

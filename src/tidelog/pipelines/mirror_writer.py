@@ -148,7 +148,8 @@ class MirrorWriter:
             source.close()
             target.close()
 
-        # The thread of the mover closes these clients, because it may still use them when `close` has returned.
+        # The mover's thread closes `source` and `target` itself, because it may still use them when MirrorWriter.close
+        # has returned. So they are no longer in `_clusters`.
         self._clusters = [self._source, self._target]
         self._mover = GroupMover(move, self._mirror.groups_every_s, close)
         self._mover.start()

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.pipelines")
 
 DEAD_LETTER_PARTITIONS = 1
-"""Number of partitions of a topic of dead letters that does not exist."""
+"""Number of partitions with which a missing topic of dead letters is created."""
 SOURCES_START_MAX_S = 30.0
 """Upper bound on the wait for a query's sources before the next query starts, in seconds."""
 POLL_S = 0.05
@@ -227,24 +227,24 @@ class RunningQuery:
         Raises NotStopped if the query does not end in time. Its micro-batch then closes the sink when it returns.
         """
         self._stopping.set()
-        leaves_sink = False
+        write_closes_sink = False
         try:
             if self._query is not None:
                 self._query.stop()
         except Exception as error:
             if not is_stop_timeout(error):
                 raise
-            leaves_sink = self._leave_sink_to_write()
+            write_closes_sink = self._let_write_close_sink()
             raise NotStopped(
                 f"sink {self.status.sink}: the query has not ended within {SPARK_STOP_MAX_S} s after its interruption;"
                 " its micro-batch may still be written, and the next start repeats it"
             ) from None
         finally:
-            if not leaves_sink:
+            if not write_closes_sink:
                 self._close()
 
-    def _leave_sink_to_write(self) -> bool:
-        """Let the write that runs close the sink when it returns. Return False if no write runs."""
+    def _let_write_close_sink(self) -> bool:
+        """Let the running write close the sink when the write returns. Return False if no write is running."""
         with self._lock:
             self._closes_after_write = self._is_writing
             return self._is_writing
@@ -372,7 +372,7 @@ def _start_query(
 
 
 def _sources_in(frame: "DataFrame", sources: Mapping[str, Topic]) -> list[str]:
-    """Return the sources that this DataFrame reads, by the names of their metrics in its plan."""
+    """Return the sources that this DataFrame reads. Its plan contains the names of their metrics."""
     plan = frame._jdf.queryExecution().analyzed().toString()
     return [parameter for parameter in sources if f"{METRIC}{parameter}," in plan]
 

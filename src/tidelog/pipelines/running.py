@@ -30,8 +30,8 @@ micro-batch has succeeded."""
 POLL_S = 0.1
 """Pause between two looks at the queries in `run` and `Run.stop`, in seconds."""
 RUN_STOP_MAX_S = 90.0
-"""Upper bound on the time until all pipelines have ended, in seconds. It is longer than the waits for a start and for
-the end of its queries together, each of which takes at most STOP_MAX_S."""
+"""Upper bound on the time that `Run` waits for its calls of `stop_now`, in seconds. Each call waits up to STOP_MAX_S
+for the start of its pipeline, and up to STOP_MAX_S for its queries. This bound is longer than both waits together."""
 ONCE_RESTARTS_MAX = 3
 """Upper bound on the restarts of a pipeline in a run with `once`. Such a run does not restart a pipeline after a
 failure that another attempt would repeat (see `failures.is_permanent`)."""
@@ -217,11 +217,11 @@ class Run:
             raise
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, *with_arguments: object) -> None:
         try:
             self._stop_now()
             for each in self.pipelines:
-                if raised:  # called by the `with` statement, and not by `__enter__` before it has all locks
+                if with_arguments:  # there are none if `__enter__` has failed, perhaps before it had all locks
                     each.write_status()
         finally:
             for state in self._states:
@@ -248,8 +248,9 @@ class Run:
         return all(each.has_ended for each in self.pipelines)
 
     def stop(self, timeout_s: float, while_waiting: Callable[[], None] = lambda: None) -> None:
-        """Let the running micro-batches end, and stop. After the timeout, interrupt the micro-batches, and wait for
-        them up to `stopping.STOP_MAX_S` more, and as long for a start. The statuses then name what has not ended.
+        """Let the running micro-batches end, and stop. After the timeout, interrupt the micro-batches. Then wait up to
+        `stopping.STOP_MAX_S` for a pipeline's start, and up to the same time again for its micro-batches. If something
+        has not ended after this, the statuses name it.
         """
         for each in self.pipelines:
             each.request_stop()
@@ -285,8 +286,8 @@ def run(
     `master` and `settings`, and stopped at the end. `settings` are settings of Spark, which override those of the
     pipelines. `begin` is where pipelines begin that have not processed anything yet.
 
-    Raises PipelineError if a pipeline fails, after the other pipelines have processed their data, and if the pipelines
-    have not ended after `timeout_s`.
+    If a pipeline fails, the other pipelines still process their data, and then PipelineError is raised. It is also
+    raised if the pipelines have not ended after `timeout_s`.
     """
     given = [pipelines] if isinstance(pipelines, Pipeline) or callable(pipelines) else list(pipelines)
     declared = [declared_pipeline(each) for each in given]

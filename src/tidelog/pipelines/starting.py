@@ -15,7 +15,7 @@ would delay the processes of another start (see `RunningQuery.wait_for_sources`)
 
 
 class Start:
-    """One start of a pipeline. It begins at once, or after the starts that began before."""
+    """One start of a pipeline. It begins as soon as no other start is running."""
 
     def __init__(self, start: Callable[[], list[RunningQuery]]) -> None:
         self._start = start
@@ -39,8 +39,8 @@ class Start:
         return self._queries
 
     def abandon(self, timeout_s: float) -> list[RunningQuery] | None:
-        """Return the queries to stop, which may be none; None if the start does not end in time. The thread then stops
-        the queries when it has started them.
+        """Return the queries that the caller must stop. If the start has not ended yet, the thread itself stops the
+        queries that it starts. In this case, return an empty list, or None if the thread does not end in time.
         """
         with self._lock:
             self._is_abandoned = not self._has_ended

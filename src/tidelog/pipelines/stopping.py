@@ -11,11 +11,11 @@ SPARK_STOP_MAX_S = 10
 SPARK_STOP_TIMEOUT = "spark.sql.streaming.stopTimeout"
 """Spark's setting for this bound. A query that starts takes it from its session. Spark's default is no bound."""
 STOP_MAX_S = 30.0
-"""Upper bound on the wait for interrupted queries and for the end of their sinks, in seconds."""
+"""Upper bound on the wait until interrupted queries have ended and their sinks are closed, in seconds."""
 
 
 class NotStopped(TemporaryError):
-    """A query, or the end of its sink, has not ended in time. It may still write its micro-batch."""
+    """A query has not ended in time, or its sink was not closed in time. The micro-batch may still be written."""
 
 
 def is_stop_timeout(error: BaseException) -> bool:

@@ -142,8 +142,8 @@ class Topic:
                 f.col(f"{DECODED}.error"),
                 f.lit(". Set dead_letters='TOPIC' in the declaration to put such records aside"),
             )
-            # The condition is true for every row. It is a filter, and not a column, so that Spark cannot leave it out
-            # when the function uses no field of the record.
+            # The condition raises the error, or is true. It is a filter, and not a column, so that Spark cannot leave
+            # it out when the pipeline's function uses no field of the record.
             kept = observed.where(f.when(unparsed, f.raise_error(message).cast("boolean")).otherwise(f.lit(True)))
         fields = [f.col(DECODED)["record"][name].alias(name) for name in self._field_names()]
         return kept.select(*fields, f.struct(*KAFKA_COLUMNS).alias("kafka"))
@@ -262,7 +262,10 @@ class OpenedTopic:
         pass
 
     def _encoded(self, batch: "DataFrame") -> "DataFrame":
-        """Return the columns key, value, headers, topic and partition, as far as they exist."""
+        """Return the columns for the Spark sink. With a value format, these are value and, as far as they exist, key,
+        headers and topic. Without one, these are the columns of `batch`; if the declaration names columns of the key,
+        `key` is made of them.
+        """
         from pyspark.sql import functions as f
 
         topic, subject = self._topic, f"pipeline {self._context.pipeline}: {self._topic.describe()}"
@@ -355,7 +358,7 @@ def topic(
     a format, all columns except headers and the columns of the key are encoded as the value. `key` names the columns of
     the key: one column is written as text, several as a JSON object. A row with a key whose other columns are all null
     is written as a tombstone, which deletes the key in a compacted topic. A missing topic is created with `partitions`
-    and `settings`. Without `name`, the column `topic` names the topic of each row.
+    and `settings`. Without `name`, the column `topic` names the topic of each row, and is not encoded in the value.
 
     `options` are further options of format("tidelog").
     """

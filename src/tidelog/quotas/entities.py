@@ -97,7 +97,7 @@ class Filter:
         Raises ApiError if a component is not valid, or if the components contradict each other.
         """
         self._exact: dict[str, str | None] = {}  # by entity type, the name that an entity must have (None: the default)
-        self._any: dict[str, None] = {}  # the types of which an entity must have any name
+        self._any: dict[str, None] = {}  # the types that an entity must have, with any name
         self._strict = strict
         for component in components:
             self._add(component)

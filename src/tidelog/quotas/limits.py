@@ -6,8 +6,8 @@ from tidelog.config.addresses import normal_ip
 from tidelog.quotas.entities import CLIENT_ID, IP, USER, Quotas
 
 _ABSENT: Final = object()
-"""In a key, stands for the user or the client id that an entity does not have. (None means the default user or client
-id.)"""
+"""In a key of `Limits._bounds`, stands for the user or the client id that an entity does not have. (None means the
+default user or client id.)"""
 
 
 class Limit(NamedTuple):
@@ -23,7 +23,7 @@ class Limit(NamedTuple):
 
 
 class Limits:
-    """The quotas of one key, by user and client id."""
+    """The quotas of one kind (`key`, such as producer_byte_rate), by user and client id."""
 
     __slots__ = ("_bounds",)
 
@@ -62,7 +62,7 @@ class Limits:
 
 
 class AddressLimits:
-    """The quotas of one key, by IP address."""
+    """The quotas of one kind (`key`, such as connection_creation_rate), by IP address."""
 
     __slots__ = ("_bounds", "_default")
 

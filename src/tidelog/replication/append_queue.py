@@ -71,7 +71,7 @@ class _Entry:
         """The bytes to append. Recompression replaces them."""
         self.verification = verification
         """None for a batch without a transaction. If a marker ends the transaction during the wait, the batch
-        must not be appended: with version 1 it would begin a transaction that nobody ends."""
+        must not be appended: with a transaction version below 2, it would begin a transaction that nobody ends."""
         self.size = len(batch)
         """The size that is reserved in `QueuedBytes`."""
         self.done = done
@@ -142,8 +142,9 @@ class AppendQueue:
         return None
 
     def examine(self, batch: memoryview, done: OutcomeListener) -> None:
-        """Queue a batch for which `Partition.append` raised NotInline. A thread examines its records. Raises
-        RequestTimedOut if too many bytes wait already.
+        """Queue a batch that needs no recompression. It is appended in a later turn. If the examination of its records
+        takes too long for the event loop, a thread examines them first. Raises RequestTimedOut if too many bytes wait
+        already.
         """
         self._add(batch, done, ready=True)
         if len(self._entries) == 1:

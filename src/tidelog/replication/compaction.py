@@ -4,7 +4,7 @@ reads and writes the segments.
 The event loop only chooses the partition and swaps finished segments in. The clean offset of a partition is the end of
 the part of its log that was compacted. A partition whose log cannot be decoded is not compacted again before the next
 start; other partitions are not affected. A partition is not compacted while it moves to another data directory; its
-clean offset stays valid for the copy. When a pass ends early, the files that it wrote are removed.
+clean offset stays valid for the copy. When a pass ends early, new files that were not swapped in are removed.
 """
 
 import asyncio

@@ -38,7 +38,7 @@ class Cuts:
         self._threads: dict[Partition, asyncio.Future[None]] = {}
         self._stopped = False
         self.on_cut: Callable[[Partition, int], None] | None = None
-        """Called with the partition and the offset before its log is cut there."""
+        """Called before a log is cut, with the partition and the offset of the cut."""
 
     def begin(self, partition: "Partition", effect: CutTo) -> None:
         """Cut the partition's log, then report CutEnded to its replica."""
@@ -62,7 +62,9 @@ class Cuts:
             await asyncio.wait([task])
 
     async def wait_for_threads(self) -> None:
-        """Wait until no thread cuts a log of a partition that was marked deleted before the call."""
+        """Wait for all threads that cut files now. Then no thread cuts the log of a partition that was marked deleted
+        before the call.
+        """
         for running in list(self._threads.values()):
             await asyncio.wait([running])
 

@@ -62,11 +62,11 @@ processes this metadata some milliseconds later. So these errors are logged only
 `replica.fetch.backoff.ms`."""
 FIRST_PAUSE_S: Final = 0.02
 """Pause, in seconds, before a partition is fetched again after the first error of LEADER_IS_BEHIND. The pause doubles
-with each further error in a row, up to `replica.fetch.backoff.ms`. Shorter pauses have no jitter, so that all
-partitions of an election are in the same request."""
+with each further error in a row, up to `replica.fetch.backoff.ms`. Pauses below this maximum have no jitter, so that
+all partitions of an election are in the same request."""
 EARLY_PAUSE_S: Final = 0.05
-"""Longest pause, in seconds, after an answer without news that arrives early, before the time limit of its request. A
-second early answer in a row has a longer pause."""
+"""Longest pause, in seconds, after a first early answer: one without news that arrives before the time limit of its
+request. The pause after a second early answer in a row may be longer: it lasts until this time limit."""
 LOG_CHANGES_MAX: Final = 16
 """After this many cuts of one log in a row, the fetcher pauses before each further request for the partition. One or
 two cuts are usual. More are needed only if the two brokers have led the partition alternately for many epochs."""
@@ -82,7 +82,7 @@ class _Followed:
         self.leader_epoch = leader_epoch
         self.key: PartitionKey = (partition.topic_id, partition.index)
         self.has_failed = False
-        """Whether the last answer for the partition was an error. Such an error has been logged."""
+        """Whether a failure was logged after the last answer that was appended. Further failures are not logged."""
         self.next_pause_s = FIRST_PAUSE_S
         """Pause after the next error of LEADER_IS_BEHIND, in seconds."""
         self.log_changes = 0
@@ -251,8 +251,9 @@ class Fetcher:
         """Pause if the leader has answered without news before the time limit of the request.
 
         A leader answers early after it has become the leader of more partitions. This broker may process the metadata
-        of this change a little later. It then fetches these partitions, too, which ends the pause. If the leader
-        answers early again, the pause lasts as long as the leader should have waited.
+        of this change a little later, so the pause after a first early answer is short: the next request should also
+        name these partitions. If the leader answers early again, the pause lasts as long as the leader should have
+        waited.
         """
         now_s = self._runtime.clock.monotonic()
         remaining_s = began_s + self._settings.wait_max_ms / 1000 - now_s
@@ -403,8 +404,8 @@ class Fetcher:
     async def _begin_at_batch(self, followed: _Followed, first_offset: int, data: "PartitionData") -> None:
         """Let an empty log begin at the first offset of the leader's first batch, and append the answer.
 
-        No request for the partition may be sent between these two changes: the leader's log starts after the first
-        offset, so the leader would refuse a fetch from this offset.
+        No request for the partition may be sent between these two changes: the leader's log start offset is inside
+        this batch, so the leader would refuse a fetch from the batch's first offset.
         """
         partition = followed.partition
         if not self._is_current(followed):
@@ -462,8 +463,8 @@ class Fetcher:
         else:
             # The leader's log start offset has moved in the meantime, or the leader does not know this log's last
             # epoch.
-            position = f"offset {partition.log_end_offset} after epoch {partition.latest_epoch}"
-            reason = f"broker {self._leader_id} has no {position}, although its log reaches from {start} to {end}"
+            position = f"a fetch from offset {partition.log_end_offset} after epoch {partition.latest_epoch}"
+            reason = f"broker {self._leader_id} refuses {position}, although its log reaches from {start} to {end}"
             self._fetch_after_failure(followed, OffsetOutOfRange(reason))
 
     async def _ask_offsets(self, partitions: list[_Followed], timestamp: int) -> "dict[PartitionKey, int | ApiError]":

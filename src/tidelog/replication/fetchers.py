@@ -132,12 +132,12 @@ class Fetchers:
             if not len(fetcher):
                 self._stop_fetcher(key)
 
-    def leaders_changed(self, leaders: Sequence[int]) -> None:
-        """Connect again to the brokers `leaders`, whose addresses have changed. Also follow the partitions that waited
-        for an address.
+    def addresses_changed(self, broker_ids: Sequence[int]) -> None:
+        """Connect again to the leaders among these brokers, whose addresses have changed. Also follow the partitions
+        that waited for an address.
         """
         for key in list(self._fetchers):
-            if key.leader in leaders:
+            if key.leader in broker_ids:
                 fetcher = self._fetchers[key]
                 self._stop_fetcher(key)
                 for partition, (partition_fetcher, _) in list(self._followed.items()):

@@ -38,8 +38,8 @@ class FullDirectories:
         is unknown."""
         self._without_descriptor: dict[str, None] = {}
         """Directories in which a batch was refused for lack of file descriptors since the last call of
-        `mark_usable`. Such a directory is not marked as usable yet: each sync may free a descriptor, but only for a
-        moment."""
+        `mark_usable`. Such a directory is not marked as usable yet. The refusal starts a sync, after which files are
+        closed. So a descriptor may be free now, but it may soon be in use again."""
         self.on_no_descriptor: Callable[[], None] | None = None
         """Called when a batch was refused because its file could not be opened: no file descriptor was free."""
 

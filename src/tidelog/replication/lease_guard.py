@@ -2,14 +2,15 @@
 
 The controller elects a member of the ISR as the new leader. A member that sends a fetch to this leader, in this leader
 epoch, does not lead the partition at that time. So this broker continues to lead a partition, for example while the
-store cannot be reached, if every other member has sent a fetch within the last half of a term of the lease. Otherwise a
+store cannot be reached, if the last fetch of every other member is at most half of the lease's term old. Otherwise a
 member may lead the partition now, and this broker would answer with records that are not the newest, or with offsets of
 groups that were replaced elsewhere.
 
-Half of the term is short enough for a process that was paused. The lease is renewed after each third of its term. So a
-process that was paused until its lease had ended, and a new leader could be elected, was paused for two thirds of the
-term or more. After the pause it handles fetches that were sent before the election. Therefore the time at which a fetch
-was handled does not count, but `FetchTime.proved_ms`.
+Half of the term is short enough, even if this process was paused. The lease is renewed after each third of its term. So
+if a new leader could be elected during a pause, the pause took two thirds of the term or more. After such a pause, this
+process may handle a fetch that was sent before the election. Therefore the guard does not use the time at which a fetch
+was handled. It uses `FetchTime.proved_ms`, a time after which the fetch was certainly sent. For a fetch that was sent
+before the election, this is a time before the pause, and so more than half of the term ago.
 """
 
 from collections.abc import Callable

@@ -382,7 +382,9 @@ class Moves:
         except OSError as mark_error:
             if move.partition.deleted:
                 return
-            move.partition.log.fail(f"neither the old log nor the copy of a move can be marked: {mark_error}")
+            move.partition.log.fail(
+                f"after a move, the old log cannot be renamed and the new log cannot be marked as valid: {mark_error}"
+            )
             move.partition.fail()
             self._report_disk_error(move.target.path, mark_error)
 

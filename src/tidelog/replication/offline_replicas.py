@@ -8,7 +8,7 @@ joins the ISR again when it has all records. Two kinds of offline logs are not c
 out of use, and logs that cannot be opened because of a temporary error.
 
 A replica whose disk is full is reported, too, while it leads the partition and the ISR has enough other members. The
-controller removes it from the ISR. It joins the ISR again when it has the records that it could not append.
+controller removes it from the ISR. It joins the ISR again when it has caught up with the new leader.
 """
 
 import asyncio

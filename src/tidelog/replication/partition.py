@@ -204,7 +204,7 @@ class Partition:
                 if self._shared.stop_fetching is not None:
                     self._shared.stop_fetching(self)
                 if not was_leading:
-                    self._notify()  # fetches of consumers may wait on this follower
+                    self._notify()  # fetches that consumers sent to this follower may be waiting here
             if replica.leads and self._requires_sync and replica.end_offset > replica.local_mark and not self.frozen:
                 self._flusher.request(self)  # records that were appended as a follower may not be synced yet
         for effect in effects:
@@ -525,8 +525,8 @@ class Partition:
         self, start: int, bytes_max: int, isolation: int = READ_UNCOMMITTED, from_follower: bool = False
     ) -> "Slice":
         """Return whole batches below the high watermark or, for READ_COMMITTED, below the last stable offset. The first
-        batch is the one that contains `start`. With `from_follower`, the log is also read if this broker follows the
-        partition (KIP-392).
+        batch is the one that contains `start`. With `from_follower`, a consumer may also read while this broker is a
+        follower of the partition (KIP-392).
 
         Raises StorageError if the log is offline or deleted, NotLeaderOrFollower if this broker may not read it in its
         role, and OffsetOutOfRange if `start` is below the log start offset or above the log end offset.
@@ -538,10 +538,10 @@ class Partition:
             raise self._refusal()
         end = replica.high_watermark if isolation == READ_UNCOMMITTED else self.last_stable_offset
         if start > end:
-            # The record at `start` is appended but not committed yet. The consumer waits for it, as at the log's end.
             if start > log.log_end_offset:
                 valid_range = f"{log.log_start_offset}..{log.log_end_offset} of {self.topic}-{self.index}"
                 raise OffsetOutOfRange(f"offset {start} is outside {valid_range}")
+            # Consumers may not read the records at `start` yet. The result is empty, and the consumer waits for them.
             start = end
         return log.read(start, bytes_max, end)
 

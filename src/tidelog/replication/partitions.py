@@ -339,7 +339,9 @@ class Partitions(PartitionTable):
         return running.result()
 
     async def wait_for_file_work(self) -> None:
-        """Wait until no thread uses files of partitions that were marked deleted before the call."""
+        """Wait for the file work that is running now. Afterwards, no thread uses files of partitions that were marked
+        deleted or frozen before the call.
+        """
         await self.flusher.wait_for_flushes()
         await self.cuts.wait_for_threads()
         retention_work = self._retention_work

@@ -116,7 +116,7 @@ class Peers:
             for broker_id in new.brokers
             if broker_id in old.brokers and old.brokers[broker_id].endpoints != new.brokers[broker_id].endpoints
         ]
-        self._fetchers.leaders_changed(changed)
+        self._fetchers.addresses_changed(changed)
 
     def _connect(self, leader: int, number: int) -> "Channel | None":
         broker = self._image.brokers.get(leader)

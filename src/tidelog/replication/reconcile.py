@@ -70,7 +70,7 @@ class Reconciler:
     # Roles
 
     def change_roles(self, old: "MetadataImage", new: "MetadataImage") -> None:
-        """Set the role of every open partition from the image `new`, without waiting.
+        """Set the roles of the open partitions whose state differs between the two images, without waiting.
 
         A partition that is not open yet gets its role when its log is open.
         """
@@ -193,8 +193,8 @@ class Reconciler:
         """Open the logs of partitions. Each item is a topic, an index, the settings, and whether the partition is new
         on this broker.
 
-        The log of a partition that is not new must exist. If it does not exist, a disk may be missing, and creating an
-        empty log would hide this.
+        If a partition is not new but has no log, its disk may be missing, and an empty log would hide this. Therefore
+        `DataDirectories.place` refuses such a partition if a directory is out of use or seems not to be mounted.
         """
         partitions = self._partitions
         await self._withdraw_synced_mark(config for _, _, config, _ in to_open)
@@ -216,7 +216,9 @@ class Reconciler:
         partitions.answer_followers_soon()
 
     async def _withdraw_synced_mark(self, configs: Iterable["LogConfig"]) -> None:
-        """If partitions with these settings may acknowledge records that are not synced, withdraw the synced mark."""
+        """If partitions with these settings may acknowledge records that are not synced, withdraw the synced mark: the
+        note on the disks which says that all records that this broker has acknowledged are synced.
+        """
         mark = self._partitions.synced_mark
         if mark is not None and any(config.durability != "fsync" for config in configs):
             await mark.withdraw()

@@ -43,7 +43,8 @@ metadata."""
 
 class Role(Enum):
     OFFLINE = "offline"
-    """This broker neither leads nor follows the partition: the partition has no leader, or no replica on this broker.
+    """This broker neither leads nor follows the partition: the partition has no leader, this broker has no replica of
+    it, or this broker was the leader and its lease has ended.
     """
     FOLLOWER = "follower"
     LEADER = "leader"
@@ -54,7 +55,7 @@ class Role(Enum):
 
 class BecameLeader(NamedTuple):
     """The metadata names this broker as the leader. If the leader epoch is the current one, the ISR or the replicas
-    have changed.
+    have changed, or the broker has regained its lease.
     """
 
     leader_epoch: int
@@ -233,9 +234,9 @@ class Replica:
     __slots__ = (
         "_cut_is_running",
         "_eligible",
-        "_has_resigned",
         "_lag_max_ms",
         "_promotion",
+        "_resigned",
         "end_offset",
         "epoch_start",
         "high_watermark",
@@ -263,15 +264,16 @@ class Replica:
         self.leader = NO_LEADER
         self.leader_epoch = NO_EPOCH
         self.epoch_start = 0
-        """On a leader: the end of its log when its epoch began."""
+        """On a leader: the end of its log when it began to lead in its epoch, or resumed the epoch with a new lease."""
         self.end_offset = end_offset
         self.local_mark = end_offset
         self.high_watermark = min(high_watermark, end_offset)
         self.isr: InSyncReplicas | None = None
         """The ISR if this replica is a leader, otherwise None."""
         self._eligible: Mapping[int, int] = {}
-        self._has_resigned = False
-        """Whether this replica led in `leader_epoch`, and stopped because its broker's lease was over."""
+        self._resigned: InSyncReplicas | None = None
+        """The ISR with which this replica led in `leader_epoch`, until it stopped because its broker's lease was over.
+        An answer of the controller may still arrive for it."""
         self._cut_is_running = False
         self._promotion: tuple[BecameLeader, int] | None = None
         """The promotion that waits for the end of a cut, and the time at which it arrived."""
@@ -327,33 +329,43 @@ class Replica:
             self.isr.commit(event.replicas, event.isr, event.partition_epoch)
             self._update_is_alone()
             return self._advance(now_ms)
-        resumes_epoch = self._has_resigned and event.leader_epoch == self.leader_epoch
+        resigned = self._resigned if event.leader_epoch == self.leader_epoch else None
         effects = self._end_epoch(event.leader_epoch)
         if self._cut_is_running:
             self._promotion = event, now_ms
             self.role = Role.FOLLOWER
             self.leader = NO_LEADER
             return effects
-        effects += self._begin_to_lead(event, now_ms)
-        if resumes_epoch:
+        effects += self._begin_to_lead(event, now_ms, resigned)
+        if resigned is not None:
             effects.append(MarksMoved())  # the local mark may have moved in the meantime
         return effects
 
-    def _begin_to_lead(self, event: BecameLeader, now_ms: int) -> list[Effect]:
-        """Begin the epoch. Its start offset is set before any record is appended in it."""
+    def _begin_to_lead(self, event: BecameLeader, now_ms: int, resigned: InSyncReplicas | None = None) -> list[Effect]:
+        """Begin the epoch, or resume it: then `resigned` is the ISR with which this leader resigned. `epoch_start` is
+        set before this leader appends the next record.
+        """
         self.role = Role.LEADER
         self.leads = True
         self.leader = self.node_id
         self.epoch_start = self.end_offset
+        replicas, committed, partition_epoch = event.replicas, event.isr, event.partition_epoch
+        if resigned is not None and resigned.partition_epoch < partition_epoch:
+            resigned = None  # the metadata is newer
+        if resigned is not None:
+            # An answer of the controller may be newer than the metadata with which the epoch is resumed.
+            replicas, committed, partition_epoch = resigned.replicas, resigned.committed, resigned.partition_epoch
         self.isr = InSyncReplicas(
             self.node_id,
-            event.replicas,
-            event.isr,
-            event.partition_epoch,
+            replicas,
+            committed,
+            partition_epoch,
             min_insync_replicas=event.min_insync_replicas,
             lag_max_ms=self._lag_max_ms,
             now_ms=now_ms,
         )
+        if resigned is not None:
+            self.isr.continue_proposal(resigned, now_ms)
         self._update_is_alone()
         return self._advance(now_ms)
 
@@ -376,11 +388,11 @@ class Replica:
     def _went_offline(self, event: WentOffline, _: int) -> list[Effect]:
         if event.leader_epoch < self.leader_epoch:
             return []
-        resigns = event.leader_epoch == self.leader_epoch and (self.role is Role.LEADER or self._has_resigned)
+        resigned = (self.isr or self._resigned) if event.leader_epoch == self.leader_epoch else None
         effects = self._end_epoch(event.leader_epoch)
         self.role = Role.OFFLINE
         self.leader = NO_LEADER
-        self._has_resigned = resigns
+        self._resigned = resigned
         return effects
 
     def _end_epoch(self, leader_epoch: int) -> list[Effect]:
@@ -388,8 +400,9 @@ class Replica:
         may write again. If the epoch remains the same, requests continue to wait, because their records may still be
         committed.
         """
-        effects: list[Effect] = [FailWaiters(leader_epoch)] if self.role is Role.LEADER or self._has_resigned else []
-        self._has_resigned = False
+        has_led = self.role is Role.LEADER or self._resigned is not None
+        effects: list[Effect] = [FailWaiters(leader_epoch)] if has_led else []
+        self._resigned = None
         self.leader_epoch = leader_epoch
         self.leads = self.is_alone = False
         self.isr = None
@@ -423,8 +436,8 @@ class Replica:
         elif own_end.leader_epoch == leader_end.leader_epoch:
             offset = min(leader_end.end_offset, own_end.end_offset)
         else:
-            # The follower has no record of the leader's epoch. After the cut, its next fetch names its own older epoch
-            # (KIP-279).
+            # The follower has no record of the epoch in `leader_end`. After the cut, its next fetch names the older
+            # epoch in `own_end` (KIP-279).
             offset = own_end.end_offset
         self._cut_is_running = True
         # If no record is at or above the offset, the cut still removes leader epochs without records.
@@ -521,7 +534,7 @@ class Replica:
         return AskForIsr(self.leader_epoch, isr.partition_epoch, isr.members(members, self._eligible))
 
     def _isr_answered(self, event: IsrAnswered, now_ms: int) -> list[Effect]:
-        isr = self.isr
+        isr = self.isr or self._resigned
         if event.leader_epoch != self.leader_epoch or isr is None or isr.proposed is None:
             return []
         if event.proposed_partition_epoch != isr.partition_epoch:
@@ -529,11 +542,13 @@ class Replica:
         isr.awaits_answer = False
         if event.error == ErrorCode.NONE:
             isr.commit(isr.replicas, event.isr, event.partition_epoch)
-            self._update_is_alone()
         elif event.error in ISR_REFUSED:
             isr.proposed = None
         elif event.error in ISR_OUTDATED:
             isr.awaits_metadata = True
+        if self.isr is None:
+            return []
+        self._update_is_alone()
         return self._advance(now_ms)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.partitions")
 
 PARTITIONS_PER_BATCH = 50
-"""Number of partitions that are checked in one turn of the event loop, and whose log start offsets are persisted
+"""Upper bound on the partitions that are checked in one turn of the event loop. Their log start offsets are persisted
 together."""
 
 

@@ -61,7 +61,7 @@ class SharedByPartitions:
         self.failed_topics: dict[str, None] = {}
         """Topics with a partition whose log has gone offline on this broker since the start."""
         self.warned_too_large: dict[str, None] = {}
-        """Topics for which an oversized batch was logged since their settings last changed."""
+        """Topics for which a warning about an oversized batch was written since their settings last changed."""
         self.on_peer_work: Callable[[Partition, PeerWork], None] | None = None
         """Called with the effects of a replica that need a thread or another broker. It must not wait."""
         self.on_refused_append: Callable[[Partition, Exception], None] | None = None

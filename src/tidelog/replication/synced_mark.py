@@ -42,8 +42,8 @@ class SyncedMark:
         self._may_be_stored = is_stored
         """Whether the mark is on a disk, or may be there after a failed write."""
         self._is_wanted = is_stored
-        """Whether every partition has `durability=fsync`. It becomes False before a partition gets another
-        `durability`."""
+        """Whether the mark should be on the disks. It becomes True when every partition has `durability=fsync`. It
+        becomes False when the mark is withdrawn, if a log has failed before the mark is stored, and at the stop."""
         self._lock = asyncio.Lock()
         """Held while the mark is written."""
         self._storing: asyncio.Task[None] | None = None

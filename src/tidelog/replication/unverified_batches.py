@@ -24,7 +24,7 @@ logger = logging.getLogger("tidelog.partition")
 
 ACKS_ALL = -1
 REFUSED_MAX = 1_000
-"""Upper bound on the producers whose last refused batch a partition remembers."""
+"""Upper bound on the producers of which a partition remembers a refused batch."""
 RETRIED_ERRORS = (
     ErrorCode.CONCURRENT_TRANSACTIONS,
     ErrorCode.NOT_ENOUGH_REPLICAS,

@@ -1,4 +1,4 @@
-"""The time between a question to a transaction's coordinator and the append that depends on the answer (KIP-890)."""
+"""Questions to a transaction's coordinator (KIP-890). Before an append, check whether the answer still counts."""
 
 import logging
 from typing import TYPE_CHECKING
@@ -13,9 +13,10 @@ logger = logging.getLogger("tidelog.replication")
 
 
 class Verification:
-    """One question about a producer's transaction in a partition. It begins before the coordinator is asked.
+    """One question about a producer's transaction in a partition. Create this object before the coordinator is asked:
+    `check` notices only what happens afterwards.
 
-    Raises InvalidProducerEpoch if the partition has a higher epoch of the producer.
+    The constructor raises InvalidProducerEpoch if the partition has a higher epoch of the producer.
     """
 
     __slots__ = ("_leader_epoch", "_partition", "_producer_epoch", "_producer_id", "_producers", "_token")
@@ -39,7 +40,7 @@ class Verification:
             raise ApiError("the transaction has ended in the meantime", ErrorCode.INVALID_TXN_STATE)
 
     def marker_of_lost_end(self, now_ms: int) -> bytearray | None:
-        """Return the marker that must be appended before the records of the transaction; see the function."""
+        """Return the marker that must be appended before the transaction's records, if any; see the function below."""
         return marker_of_lost_end(self._partition, self._producer_id, self._producer_epoch, now_ms)
 
     def end(self) -> None:
@@ -60,7 +61,8 @@ def marker_of_lost_end(partition: "Partition", producer_id: int, producer_epoch:
 
     Call it when the coordinator has confirmed a transaction of `producer_epoch`. Then the earlier transaction has
     ended, but its marker was lost here, in a power cut or an unclean election. Nobody knows whether it was committed.
-    Without a marker, its records would become visible with those of the new transaction, even if it was aborted.
+    Without a marker, the records of the earlier transaction would become visible when the new one is committed, even
+    if the earlier one was aborted.
     """
     entry = partition.log.producers.entries.get(producer_id)
     if entry is None or entry.transaction_start < 0 or entry.epoch >= producer_epoch:

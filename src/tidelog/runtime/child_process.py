@@ -104,8 +104,8 @@ class ChildProcess:
             process.kill()
 
     def end(self) -> None:
-        """End the process, even during a call, and wait until it has exited. If it does not exit by itself within
-        END_S, it is killed.
+        """End the process, even if it is still working on a call, and wait until it has exited. If it does not exit by
+        itself within END_S, it is killed.
         """
         process, self._process = self._process, None
         if process is None:

@@ -48,8 +48,9 @@ def _directory_of(error: OSError, directories: Sequence[str]) -> str:
     """
     name = error.filename if isinstance(error.filename, str) else ""
     holders = [path for path in directories if name == path or name.startswith(f"{path}/")]
-    parents = [path for path in directories if name and path.startswith(f"{name}/")]  # a parent could not be created
-    return max(holders, key=len) if holders else [*parents, directories[0]][0]
+    # If a parent of a data directory cannot be created, the error names the parent.
+    below = [path for path in directories if name and path.startswith(f"{name}/")]
+    return max(holders, key=len) if holders else [*below, directories[0]][0]
 
 
 def system_error(error: OSError, directory: str, address: str, remedies: Remedies) -> str | None:

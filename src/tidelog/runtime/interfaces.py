@@ -77,7 +77,10 @@ class File(Protocol):
     def release(self) -> None: ...
 
     def close(self) -> None:
-        """Close the file without a sync. Any later use of the file raises OSError (EBADF)."""
+        """Close the file without a sync. While the file is held, only the last `release` closes it.
+
+        Any use of a closed file raises OSError (EBADF).
+        """
 
 
 class FileRegion:

@@ -274,13 +274,14 @@ def _bind_all(addresses: list[tuple[int, tuple[object, ...]]], port: int) -> lis
 
 
 def _bind(family: int, address: tuple[object, ...], *, accepts_ipv4: bool) -> socket.socket:
-    """Return a socket that has the address exclusively, even before it listens. Raises OSError.
+    """Return a socket that has the address exclusively, if possible even before it listens. Raises OSError.
 
     `accepts_ipv4` says whether an IPv6 socket also accepts IPv4 connections.
 
     With SO_REUSEADDR two sockets could bind the same address, and only the `listen` of the second socket would fail.
     Therefore the first bind does not use the option. This bind also fails while closed connections of an earlier
-    process are in the state TIME_WAIT, so it is repeated with the option.
+    process are in the state TIME_WAIT, so it is repeated with the option. In this case, the socket has the address
+    exclusively only when it listens.
     """
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -146,8 +146,9 @@ class Turns:
     ) -> Work[R]:
         """Run `steps`, then call `done(result, None)` or `done(None, failure)`.
 
-        A short computation ends before this call returns; a longer one ends in a later loop turn. `weight` is the size
-        of the request in bytes. It is an estimate of the memory that the computation works on.
+        A short computation ends before this call returns, if time for first turns is left. Any other computation ends
+        in a later loop turn. `weight` is the size of the request in bytes. It is an estimate of the memory that the
+        computation works on.
         """
         work = Work(self, steps, done, weight)
         remaining_s = self._first_turns_s

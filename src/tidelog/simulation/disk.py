@@ -201,8 +201,8 @@ class SimDisk:
         return self._next(self.medium.survivor(rng or self.rng, odds))
 
     def kill(self) -> "SimDisk":
-        """End the process: every later call on this disk raises ProcessGone. Returns the disk for the next process.
-        This disk has all written bytes.
+        """End the process: every later call on this disk raises ProcessGone. Returns the next process's disk,
+        which has all written bytes.
         """
         self.alive = False
         for path in [path for path, holder in self.medium.locked.items() if holder is self]:

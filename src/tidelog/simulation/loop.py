@@ -5,6 +5,7 @@ from asyncio import base_events
 from collections.abc import Callable
 from contextvars import Context, ContextVar, copy_context
 from heapq import heappop, heappush
+from math import inf, nextafter
 from pathlib import PurePath
 from typing import Any
 
@@ -103,7 +104,11 @@ class SimLoop(base_events.BaseEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Callback:
-        when = self._now + delay if delay > 0 else self._now
+        when = self._now
+        if delay > 0:
+            # The sum can equal the present time if the delay is very short. The time must advance nevertheless: a host
+            # with a fast or slow clock may set such a timer again and again, until its own clock has advanced.
+            when = max(when + delay, nextafter(when, inf))
         return self.call_at(when, callback, *args, context=context)
 
     def call_soon(  # type: ignore[override]

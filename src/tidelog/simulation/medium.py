@@ -1,8 +1,9 @@
 """The content of a simulated disk: the cached view that processes see, and the content that a power cut would leave.
 
 Within the rules of POSIX, this file system is deliberately less reliable than any real one. Bytes are durable after the
-file's sync, and names are durable after the sync of their directory. Any part of the later changes may survive a power
-cut while earlier changes are lost. Only the changes of the name of a single file keep their order.
+file's sync, and names are durable after the sync of their directory. Of the changes after the last sync, any part may
+survive a power cut: a change may survive although an earlier one is lost. Only the changes of the name of a single file
+keep their order.
 """
 
 import errno

@@ -208,8 +208,8 @@ class Broker(OwnedByProcess):
         """Raise RuntimeError if the broker belongs to another process."""
         if self._belongs_to_another_process:
             raise RuntimeError(
-                f"{self._ownership_text()}, which started it; this is process {os.getpid()}. Use it as a client"
-                f"{f' of {self.bootstrap}' if self.port else ''}, or start a Broker of this process's own"
+                f"{self._ownership_text()}, which started it; this is process {os.getpid()}. Connect to the broker as a"
+                f" client{f', at {self.bootstrap}' if self.port else ''}, or start another Broker in this process"
             )
 
     def _ownership_text(self) -> str:

@@ -276,7 +276,7 @@ class Cluster(OwnedByProcess):
         if self._belongs_to_another_process:
             raise RuntimeError(
                 f"this cluster belongs to process {self._owner_pid}, which started it; this is process {os.getpid()}. "
-                f"Use it as a client of {self.bootstrap}, or start a Cluster of this process's own"
+                f"Connect to the cluster as a client, at {self.bootstrap}, or start another Cluster in this process"
             )
 
     def __getstate__(self) -> dict[str, object]:

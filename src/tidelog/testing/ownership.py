@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from multiprocessing.util import Finalize
 
-AFTER_GRANDCHILDREN = -1
+AFTER_OWN_CHILDREN = -1
 """Priority of an exit function of multiprocessing. A function with a negative priority is called after the process
 has joined its own children, which may be clients of the broker."""
 
@@ -49,7 +49,7 @@ class OwnedByProcess(ABC):
 
             # Forked children of multiprocessing do not run the functions of atexit. They run these finalizers.
             if parent_process() is not None:
-                self._child_finalizer = util.Finalize(None, finalizer, exitpriority=AFTER_GRANDCHILDREN)
+                self._child_finalizer = util.Finalize(None, finalizer, exitpriority=AFTER_OWN_CHILDREN)
 
     def _remove_temporary(self) -> bool:
         """If the directory is temporary, delete it and cancel the cleanup at the end of the process. Return whether a

@@ -2,7 +2,7 @@
 
 Neighbouring fields of fixed size, and a length that follows them, are written by one `struct` pack. All parts are
 joined once at the end. A message with record data is encoded into pieces, so that record data is not copied. Only
-`encode` copies the record data, because it joins the pieces.
+`Message.encode` copies the record data, because it joins the pieces.
 """
 
 import struct

@@ -16,7 +16,7 @@ NEVER_FLEXIBLE = 32767
 """`flexible_from` of a message without flexible versions."""
 
 UNSET: Any = object()
-"""Default value of constructor arguments for which None means null. It means an empty list, or a struct with default
+"""Default value of constructor arguments for which None means null. UNSET means an empty list, or a struct with default
 values."""
 
 Decoder: TypeAlias = Callable[[Buffer, int], tuple[Any, int]]

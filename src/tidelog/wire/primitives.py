@@ -30,7 +30,9 @@ class FieldNotInVersion(ValueError):
 
 
 class TooLargeDecompressed(MalformedMessage):
-    """The decompressed data would be larger than the limit, or the data has more pieces than the limit allows."""
+    """The decompressed data would be larger than the limit, or the compressed data has more members, frames, chunks or
+    blocks than the limit allows.
+    """
 
 
 class BrokenStream(MalformedMessage):

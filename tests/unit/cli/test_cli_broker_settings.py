@@ -40,8 +40,8 @@ def test_the_finest_unit_that_is_set_counts() -> None:
 def test_it_is_shown_in_the_unit_of_what_was_asked_for() -> None:
     settings = [setting("log.retention.ms", None), setting("log.retention.hours", "168")]
     found = {each.name: each for each in settings}
-    assert with_replacement(settings[0], found).effective == "604800000"
-    assert with_replacement(settings[1], found).effective == "168"
+    assert with_replacement(settings[0], found).shown_value == "604800000"
+    assert with_replacement(settings[1], found).shown_value == "168"
 
 
 def test_what_others_fall_back_on_stands_for_itself() -> None:

@@ -355,9 +355,9 @@ def test_the_next_seed_is_tried(broker: FakeBroker) -> None:
     [
         (
             b"HTTP/1.1 400 Bad Request\r\n\r\n",
-            "as a length, its first bytes are 1213486160, and .* security protocol that you use",
+            "its first bytes would mean a length of 1213486160, and .* security protocol that you use",
         ),
-        (struct.pack(">i", -2), "as a length, its first bytes are -2, and"),
+        (struct.pack(">i", -2), "its first bytes would mean a length of -2, and"),
         (struct.pack(">iib", 5, 12345, 0), "the broker sent response 12345 where"),
         (struct.pack(">iibb", 6, 1, 0, 0), "Metadata|answer 1"),
     ],

@@ -234,6 +234,37 @@ def test_a_file_that_is_renamed_during_the_look_for_new_lines_keeps_its_position
     assert [row[0] for part in stream.partitions(end, following) for row in stream.read(part)] == ["two"]
 
 
+def test_a_query_with_available_now_reads_a_truncated_file_from_its_beginning(tmp_path: Path) -> None:
+    log = tmp_path / "app.log"
+    log.write_bytes(b"one\ntwo\n")
+
+    def reader() -> TailReader:
+        stream = TailReader({"pattern": f"{log}*", "begin": "earliest"})
+        stream.prepareForTriggerAvailableNow()
+        return stream
+
+    end = reader().latestOffset({}, None)  # type: ignore[arg-type]
+    log.write_bytes(b"3\n")  # truncated between two queries
+    stream = reader()
+    with log.open("ab") as file:
+        file.write(b"appended after the query had begun\n")
+    (tmp_path / "app.log.new").write_bytes(b"a file that appeared after the query had begun\n")
+    following = stream.latestOffset(end, None)  # type: ignore[arg-type]
+    assert [row[0] for part in stream.partitions(end, following) for row in stream.read(part)] == ["3"]
+    assert stream.latestOffset(following, None) == following  # type: ignore[arg-type]
+
+
+def test_a_query_with_available_now_that_begins_with_latest_reads_nothing_of_a_growing_file(tmp_path: Path) -> None:
+    log = tmp_path / "app.log"
+    log.write_bytes(b"one\n")
+    stream = TailReader({"pattern": str(log), "begin": "latest"})
+    stream.prepareForTriggerAvailableNow()
+    with log.open("ab") as file:
+        file.write(b"appended after the query had begun\n")
+    end = stream.latestOffset({}, None)  # type: ignore[arg-type]
+    assert stream.partitions({}, end) == []
+
+
 def test_a_store_does_not_show_its_options() -> None:
     secrets = (("secret_key", "hunter2"),)
     assert "hunter2" not in repr([DeltaStore("s3://bucket/t", secrets), IcebergStore("s3://bucket/t", secrets)])

@@ -385,7 +385,7 @@ def test_protobuf_options_are_checked(tmp_path: Path) -> None:
     complete = descriptor_pb2.FileDescriptorSet.FromString(described(tmp_path / "complete").read_bytes())
     without_import = descriptor_pb2.FileDescriptorSet(file=complete.file[:1]).SerializeToString()
     for make, message in [
-        (lambda: protobuf("shop.Sale"), "set descriptors"),
+        (lambda: protobuf("shop.Sale"), "the argument descriptors is missing: pass a file descriptor set"),
         (lambda: protobuf(3), "is not a generated class"),
         (lambda: protobuf("a.B", tmp_path / "none"), "cannot be read"),
         (lambda: protobuf("a.B", tmp_path / "empty"), "is not a file descriptor set"),

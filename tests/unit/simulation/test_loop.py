@@ -93,6 +93,27 @@ def test_time_that_stands_still_is_noticed(loop: SimLoop, monkeypatch: pytest.Mo
     loop.close()
 
 
+def test_a_very_short_delay_advances_the_time(loop: SimLoop) -> None:
+    """64 s plus 1e-18 s is 64 s as a float. A timer that is set again until a time is over must come to an end."""
+    end_s = 64.0 + 1e-13
+    fired = []
+
+    def wait_on() -> None:
+        fired.append(loop.time())
+        if loop.time() < end_s:
+            loop.call_later(1e-18, wait_on)
+
+    async def wait() -> None:
+        await asyncio.sleep(64.0)
+        wait_on()
+        await asyncio.sleep(1.0)
+
+    loop.run_until_complete(wait())
+    assert fired[0] == 64.0
+    assert fired[-1] >= end_s
+    assert len(fired) == len(set(fired)) < 20
+
+
 def test_the_limit_of_time_ends_a_run(loop: SimLoop) -> None:
     async def main() -> None:
         while True:

@@ -87,7 +87,8 @@ def _apply_join(
     replaced = None if predecessor is None else predecessor.member_id
     downgrades = predecessor is not None and is_downgraded_by_return(context, group, predecessor)
     pattern_changed, _ = update_pattern(step, current, updated)
-    # A classic member has no regular expression. So a change only removes one, and no topics must be searched.
+    # A classic member has no regular expression. So if the expression has changed, it was removed, and no search for
+    # its topics is needed.
     changed = step.update_member(current, updated, pattern_is_ready=pattern_changed, pattern_changed=pattern_changed)
     owned = reported_partitions(subscription, context.image_now())
     if downgrades:

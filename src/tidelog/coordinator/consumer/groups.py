@@ -63,7 +63,8 @@ class ConsumerGroups:
 
     def loaded(self, now: Moment) -> None:
         """Start timers after a load: a new session for every member, and a new rebalance timeout for every member of
-        the consumer protocol that must give up partitions. Also schedule searches for regular expressions.
+        the consumer protocol that must give up partitions. Also schedule searches for the topics that match the groups'
+        regular expressions.
         """
         for group_id, durable in self.context.durable.by_id.items():
             group = durable.consumer

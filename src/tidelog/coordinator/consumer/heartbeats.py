@@ -127,7 +127,9 @@ def check_size(context: GroupContext, group: ConsumerGroup, member_id: str) -> N
 
 
 def check_memory(group: ConsumerGroup, current: Member, updated: Member) -> None:
-    """Raise GroupMaxSizeReached if the changed subscription of a member would exceed METADATA_BYTES_MAX."""
+    """Raise GroupMaxSizeReached if a member has changed its subscription, and the subscriptions of the whole group
+    would exceed METADATA_BYTES_MAX.
+    """
     subscription_changed = (updated.topics, updated.pattern, updated.classic) != (
         current.topics,
         current.pattern,

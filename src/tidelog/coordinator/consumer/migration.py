@@ -181,7 +181,8 @@ def downgrade(step: Step, leaving: list[str], joining: Member | None, replaced: 
     begins a rebalance.
     """
     group = step.group
-    after = ConsumerGroup(group.group_id)  # the group after the records of this step so far
+    # The state of the consumer group after the records that this step has written so far.
+    after = ConsumerGroup(group.group_id)
     for member in group.members.values():
         if member.member_id != replaced:
             after.replay(member.metadata_record(group.group_id))

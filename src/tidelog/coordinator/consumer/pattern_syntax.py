@@ -22,8 +22,8 @@ TEXT_LENGTH_MAX = 1 << 16
 """Maximum length of a translated expression. It may be longer than the original, because one repetition may become
 several."""
 MATCHES_NOTHING = r"[^\x00-\x{10FFFF}]"
-"""An expression that matches no text. If all matches of an atom's repetition would be too long for a topic's name, it
-is written after the atom, in place of the repetition operator. Together, they match nothing."""
+"""An expression that matches no text. If all matches of an atom's repetition would be too long for a topic's name, this
+expression replaces the repetition operator after the atom. Together, the atom and this expression match nothing."""
 # The parts of an expression that the translation examines.
 _COUNT = re.compile(r"\{(0|[1-9][0-9]*)(,(0|[1-9][0-9]*)?)?\}")  # {n}, {n,} or {n,m}
 _COUNT_DIGITS_MAX = 8
@@ -334,8 +334,9 @@ class _Translation:
             self._write(MATCHES_NOTHING)  # the atom remains before it, so that RE2 checks the atom's syntax
             self._last_atom = atom._replace(length_min=length_min, nullable=False)
             return
-        # How many repetitions with a non-empty match fit into a name. A repetition with an empty match changes nothing,
-        # so a larger maximum is the same as none, and an atom that matches the empty text needs no minimum.
+        # A name has room for at most `repetitions_max` repetitions with a non-empty match. Repetitions with an empty
+        # match change nothing. So if `maximum` is not below `repetitions_max`, it has no effect, and an atom that
+        # matches the empty text needs no minimum.
         repetitions_max = NAME_LENGTH_MAX // atom.length_min if atom.length_min else NAME_LENGTH_MAX
         if atom.nullable:
             minimum = 0

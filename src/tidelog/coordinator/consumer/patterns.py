@@ -176,7 +176,7 @@ class Resolver:
         search.position = end
 
     def _write(self, group: ConsumerGroup, search: _PatternSearch, out: Decision, now: Moment) -> None:
-        """Write the results of a complete search. If they differ from the previous ones, begin a new group epoch."""
+        """Write the results of a finished search. If they or the metadata hash changed, begin a new group epoch."""
         context = self._context()
         image = context.image_now()
         matches_changed = False

@@ -262,8 +262,8 @@ class ClassicGroup(RebalancingGroup):
         return member_id in members or len(members) < self._settings.group_max_size
 
     def _supports(self, joining: JoinCall, protocols: Protocols) -> bool:
-        """Return whether all current members support at least one of the member's protocols. A member that joins again
-        is also compared with its own previous protocols, as in Kafka.
+        """Return whether at least one of the joining member's protocols is supported by all current members. A member
+        that joins again is also compared with its own previous protocols, as in Kafka.
 
         A protocol that the member names more than once does not count. If the only member of a group names every
         protocol more than once, Kafka never answers the join, and Tidelog refuses it.
@@ -387,7 +387,7 @@ class ClassicGroup(RebalancingGroup):
     ) -> None:
         """Raise ApiError unless the sender of the commit may commit now. If it is a member, renew its session.
 
-        A transaction that began before a rebalance may still commit while the members wait for their assignments.
+        A transactional commit with the new generation is allowed even while the members wait for their assignments.
         """
         if generation < 0 and self.state is GroupState.EMPTY:
             return  # an administrator, or a consumer that assigns its partitions itself

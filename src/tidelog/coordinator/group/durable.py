@@ -1,6 +1,6 @@
 """The state of each group as the records of `__consumer_offsets` describe it.
 
-Only `replay` changes the state, during a load as well as in live operation.
+Only the replay of records and of transaction markers changes the state, during a load as well as in live operation.
 """
 
 from tidelog.coordinator.consumer.records import ConsumerRecord

@@ -68,7 +68,7 @@ class PendingOffsets:
             self._forget(producer_id, key)
 
     def end(self, producer_id: int) -> Iterator[tuple[OffsetKey, PendingOffset]]:
-        """Remove and yield the offsets of a producer's transaction, in the order of the first offset of each key."""
+        """Remove and yield the offsets of a producer's transaction, in the order in which their keys were added."""
         for key, pending in list(self._by_producer.get(producer_id, {}).items()):
             self._forget(producer_id, key)
             yield key, pending

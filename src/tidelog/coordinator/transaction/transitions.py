@@ -45,8 +45,8 @@ def is_rotation_due(state: Transaction | None, expected: Producer) -> bool:
     if state.status is Status.ONGOING or state.status.is_prepared or not state.is_epoch_exhausted:
         return False
     if state.producer_epoch == EPOCH_MAX and expected.epoch == state.last_epoch:
-        # The producer had the last epoch and was fenced, for example at a timeout. It must not get the epoch of the
-        # fence, because nothing could fence it then.
+        # The producer had epoch EPOCH_MAX - 1 and was fenced, for example at a timeout. It must not get EPOCH_MAX, the
+        # epoch of the fence, because nothing could fence it then.
         return True
     return expected == NO_PRODUCER or expected.epoch == state.producer_epoch
 
@@ -229,8 +229,8 @@ def _end_with_v2(
             raise _wrong_state(state, commit=commit)
         if state.status.is_prepared or state.producer_epoch < EPOCH_MAX:
             return None
-        # The coordinator itself has aborted the transaction of the last epoch. The client must not get the epoch of the
-        # fence (see `is_rotation_due`), so this is an abort without a transaction, which gives it another producer id.
+        # The coordinator itself has aborted the transaction of epoch EPOCH_MAX - 1. The client must not get EPOCH_MAX
+        # (see `is_rotation_due`), so this is an abort without a transaction, which gives it another producer id.
     if commit and state.status is not Status.ONGOING:
         raise _wrong_state(state, commit=commit)
     if not state.is_epoch_exhausted:
@@ -269,7 +269,7 @@ def complete(state: Transaction, now: Moment) -> Transaction:
         next_producer_id=NO_PRODUCER_ID,
     )
     if state.version >= V2 and state.next_producer_id != NO_PRODUCER_ID:
-        # The client never sees the last epoch: it continues with the new producer id.
+        # The client never gets epoch EPOCH_MAX: it continues with the new producer id.
         return after._replace(producer_id=state.next_producer_id, producer_epoch=0)
     return after
 

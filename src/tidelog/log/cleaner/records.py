@@ -1,9 +1,9 @@
 """Split a batch into records without decoding them fully, and rebuild it with some of its records. Pure.
 
-A rebuilt batch lacks records, and its header states the number of the remaining ones. Its offsets, sequences and
-epochs are not changed. If records remain, its codec is not changed either. The base timestamp of a batch may be its
-delete horizon, which is the time until which its tombstones are kept. In this case, a flag in the attributes is set
-(KIP-534). The other flags are not changed. The timestamps of records are always relative to the base timestamp.
+A rebuilt batch contains only the kept records (perhaps all, or none), and its header states their number. Its offsets,
+sequences and epochs are not changed. If records remain, its codec is not changed either. The base timestamp of a batch
+may be its delete horizon, which is the time until which its tombstones are kept. In this case, a flag in the attributes
+is set (KIP-534). The other flags are not changed. The timestamps of records are always relative to the base timestamp.
 """
 
 from collections.abc import Iterator, Sequence

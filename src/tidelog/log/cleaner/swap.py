@@ -96,7 +96,9 @@ class Swap:
         put_in_place(self._disk, self._directory, self._new.base_offset)
 
     def end(self, now_ms: int) -> None:
-        """Use the final file names, retire the old segments, and allow retention again."""
+        """Use the final file names, let the files of the old segments be removed after `file.delete.delay.ms`, and
+        allow retention again.
+        """
         self._new.use_ending("")
         self._new.transactions.release()
         self._log.segments_replaced(self._old, self._new, now_ms)

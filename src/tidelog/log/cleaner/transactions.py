@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 class Transactions:
     """Tracks the open transactions while a log is read.
 
-    `aborted` are the aborted transactions whose markers will be read, in any order. A transaction whose marker is not
-    read would seem to be open for ever, and later records of its producer would seem to be aborted. `on_marker_kept` is
-    called with each aborted transaction whose marker must be kept because records of the transaction were read.
+    `aborted` contains aborted transactions, in any order. The caller must leave out those whose markers are before the
+    first batch that is read: such a transaction would never end, and later records of its producer would count as
+    aborted. `on_marker_kept` is called with each aborted transaction whose marker must be kept because records of the
+    transaction were read.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ def arrow_schema(schema: "StructType") -> "pa.Schema":
 
 
 def in_utc(batch: "pa.RecordBatch") -> "pa.RecordBatch":
-    """Return the same rows with UTC as the time zone of all timestamps. Spark names the time zone of the session."""
+    """Return the same rows with UTC as the time zone of all timestamps, instead of the time zone of Spark's session."""
     import pyarrow as pa
 
     fields = [field.with_type(utc_type(field.type)).with_nullable(True) for field in batch.schema]

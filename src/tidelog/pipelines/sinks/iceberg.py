@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 QUERY_PROPERTY = "tidelog.query"
 """Property of a snapshot: identifier of the query that made it."""
 BATCH_PROPERTY = "tidelog.batch"
-"""Property of a snapshot: number of its micro-batch. The table has a property with this name, a dot and a hash of the
-query's identifier: the number of the query's last micro-batch. The table's property remains when snapshots expire."""
+"""Property of a snapshot: number of its micro-batch. The number of a query's last micro-batch is also stored as a
+property of the table, which remains when snapshots expire. The name of the table's property is `tidelog.batch.`
+followed by a hash of the query's identifier."""
 
 
 def iceberg(
@@ -40,7 +41,7 @@ def iceberg(
 
     `catalog` is the name of a catalog in pyiceberg's configuration, or the properties of a catalog, as
     `{"type": "sql", "uri": "sqlite:////lake/catalog.db", "warehouse": "file:///lake"}`. The property `name`, by default
-    `default`, is the name of the catalog; the tables of a SQL catalog belong to its name.
+    `default`, is the catalog's name. A SQL catalog finds only tables that were created under the same catalog name.
 
     As a sink: the namespace and the table are created by the first micro-batch; `partition_by` names the columns by
     whose values the table is partitioned. Rows are appended; with the output mode `complete`, each micro-batch
@@ -85,8 +86,10 @@ class Iceberg:
 
 
 def load_catalog(catalog: str | Sequence[Sequence[str]], user: str) -> "Catalog":
-    """Return the catalog. Raises PipelineError if it cannot be loaded. The message does not list the properties, but
-    contains the error of the catalog's library, which may name an address.
+    """Return the catalog. `user` is the sink or source that uses it.
+
+    Raises PipelineError, which names `user`, if the catalog cannot be loaded. The message does not list the properties,
+    but contains the error of the catalog's library, which may name an address.
     """
     from pyiceberg.catalog import load_catalog as load_by_name
 

@@ -61,6 +61,6 @@ def repeated(sink: str, key: Sequence[str], values: Sequence[object]) -> Pipelin
     """Return the error for several rows of one micro-batch with the same key."""
     shown = ", ".join(f"{name}={value!r}" for name, value in zip(key, values, strict=True))
     return PipelineError(
-        f"{sink}: several rows of one micro-batch have the key {shown}: name a column in order_by, so that the row "
-        "with its largest value counts"
+        f"{sink}: several rows of one micro-batch have the key {shown}: name a column in order_by, so that only the "
+        "row with the largest value in this column is used"
     )

@@ -109,7 +109,7 @@ def existing_table(engine: "Engine", name: str) -> "Table | None":
 
 
 def check_table(engine: "Engine", table: "Table", columns: "StructType", key: Sequence[str], sink: str) -> None:
-    """Raise PipelineError unless the table has all columns, a unique key and transactions."""
+    """Raise PipelineError unless the table has all columns, transactions and, with a `key`, a unique index on it."""
     import sqlalchemy as sa
 
     missing = [column for column in columns if column.name not in table.columns]
@@ -124,7 +124,8 @@ def check_table(engine: "Engine", table: "Table", columns: "StructType", key: Se
         raise PipelineError(f"{sink}: the table has no column {names}. Add it: {additions}")
     for name in key:
         if name not in columns.names:
-            raise PipelineError(f"{sink}: the key names the column {name}; the rows have {', '.join(columns.names)}")
+            names = ", ".join(columns.names)
+            raise PipelineError(f"{sink}: the key contains the column {name}, but the rows have only {names}")
     if key:
         inspector = sa.inspect(engine)
         unique = [set(table.primary_key.columns.keys())]
@@ -143,7 +144,7 @@ def check_table(engine: "Engine", table: "Table", columns: "StructType", key: Se
 
 
 def insert_statement(dialect: str, table: "Table", names: Sequence[str], key: Sequence[str]) -> "Insert":
-    """Return a statement that inserts a row, or with a key replaces the other columns of the row with the same key."""
+    """Return a statement that inserts a row. With a `key`, it updates the row with the same key, if there is one."""
     from sqlalchemy.dialects import mysql, postgresql, sqlite
 
     others = [name for name in names if name not in key]

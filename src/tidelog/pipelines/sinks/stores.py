@@ -37,7 +37,7 @@ class LocalStore:
 
 @dataclass(frozen=True)
 class DeltaStore:
-    """The storage of a Delta table, through deltalake's own object store, with the same options."""
+    """The storage of a Delta table, through deltalake's own object store, with the sink's `storage_options`."""
 
     url: str
     options: tuple[tuple[str, str], ...] = field(repr=False)

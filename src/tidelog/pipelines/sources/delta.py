@@ -1,7 +1,7 @@
 """Reads a Delta table, and in a stream the files that its versions add, without Spark's Delta jar.
 
-The position of a stream is a version of the table. A micro-batch reads the files that the versions after its start add,
-as the table's log names them, so a repeated micro-batch reads the same files.
+The position of a stream is a version of the table. A micro-batch reads the files that were added by the versions after
+its start position. The table's log names these files, so a repeated micro-batch reads the same files.
 """
 
 import json
@@ -182,7 +182,9 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: int | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a constant, because the end of the first micro-batch records where the query begins."""
+        """Return a constant. The first call of `latestOffset` decides where the query begins, and returns this version
+        as `begin`.
+        """
         return {}
 
     def prepareForTriggerAvailableNow(self) -> None:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 NO_FILES = ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA")
-"""Spark's conditions of an error for a path that does not exist, and for a directory without files."""
+"""Spark's error conditions for a path that does not exist, and for a directory without files."""
 
 
 def load_files(

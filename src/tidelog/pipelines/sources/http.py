@@ -81,8 +81,8 @@ class Endpoint:
     paging: Paging
 
     def page(self, cursor: Any, records_before: int) -> Page:
-        """Return the page at `cursor`, which is None for the first page. Raises PipelineError if the answer is
-        wrong."""
+        """Return the page at `cursor`, which is None for the first page. If the endpoint has no cursors, return the
+        page after the first `records_before` records. Raises PipelineError if the answer is wrong."""
         place = f"http {self.request.shown_url}"
         paging = self.paging
         if paging.cursor is None and paging.cursor_field is None:
@@ -239,12 +239,13 @@ class HttpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         while stored < pages_max:
             page = self._endpoint.page(cursor, count)
             records = page.records[known:]
-            is_last = page.cursor is None or page.cursor == cursor
-            if not records and is_last:
+            has_new_cursor = page.cursor is not None and page.cursor != cursor
+            if not records and not has_new_cursor:
                 break
-            # The last page has no cursor of a next page. The next poll requests it again, and skips the known records.
-            known = known + len(records) if is_last and self._endpoint.paging.cursor is not None else 0
-            cursor = cursor if is_last else page.cursor
+            # If answers contain cursors, a page without a new cursor is the last one. The next poll requests it again,
+            # and skips the known records.
+            known = known + len(records) if not has_new_cursor and self._endpoint.paging.cursor is not None else 0
+            cursor = page.cursor if has_new_cursor else cursor
             if records:
                 content = {"cursor": cursor, "known": known, "records_before": count, "records": records}
                 if not self._staging.add(number + stored + 1, content):

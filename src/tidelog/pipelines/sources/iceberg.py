@@ -148,11 +148,11 @@ class IcebergReader(DataSourceReader):
     """Reads the newest snapshot of a table."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        self._log = IcebergHistory(options)
-        self._rows = _FileRows(self._log, schema)
+        self._history = IcebergHistory(options)
+        self._rows = _FileRows(self._history, schema)
 
     def partitions(self) -> list[InputPartition]:
-        return list(self._log.files(self._log.newest()))
+        return list(self._history.files(self._history.newest()))
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         assert isinstance(partition, IcebergFile)
@@ -163,20 +163,20 @@ class IcebergStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads the rows that are appended to a table."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        self._log = IcebergHistory(options)
-        self._rows = _FileRows(self._log, schema)
+        self._history = IcebergHistory(options)
+        self._rows = _FileRows(self._history, schema)
         self._begins_with_latest = options["begin"] == "latest"
         self._target: str | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a constant. Where the query begins is a part of the end of its first micro-batch."""
+        """Return a constant. The first call of `latestOffset` decides where the query begins; its result says so."""
         return {}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = self._log.newest()
+        self._target = self._history.newest()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        newest = self._target if self._target is not None else self._log.newest()
+        newest = self._target if self._target is not None else self._history.newest()
         if not start:
             return {"begin": newest if self._begins_with_latest else NO_SNAPSHOT, "snapshot": newest}
         return start if start["snapshot"] == newest else {"snapshot": newest}
@@ -184,8 +184,8 @@ class IcebergStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         begin = start["snapshot"] if start else end["begin"]
         if begin == NO_SNAPSHOT:
-            return list(self._log.files(end["snapshot"]))
-        return list(self._log.added_files(begin, end["snapshot"]))
+            return list(self._history.files(end["snapshot"]))
+        return list(self._history.added_files(begin, end["snapshot"]))
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         assert isinstance(partition, IcebergFile)
@@ -195,10 +195,10 @@ class IcebergStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class _FileRows:
     """Reads the rows of files, on the executors. Columns are found by their names."""
 
-    def __init__(self, log: IcebergHistory, schema: StructType) -> None:
+    def __init__(self, history: IcebergHistory, schema: StructType) -> None:
         from tidelog.pipelines.sinks.arrow_types import arrow_schema
 
-        table = log.table()
+        table = history.table()
         self._schema = arrow_schema(schema)
         self._properties = dict(table.io.properties)
         self._location = table.location()

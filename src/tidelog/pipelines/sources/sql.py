@@ -61,7 +61,9 @@ def load_sql(source: "Sql", context: SourceContext) -> "DataFrame":
             "sql(..., timestamp='changed_at')"
         )
     if isinstance(context.begin, int) and source.timestamp is None:
-        raise PipelineError(f"{source.describe()}: a stream begins at a time only with sql(..., timestamp=COLUMN)")
+        raise PipelineError(
+            f"{source.describe()}: a stream that begins at a timestamp needs sql(..., timestamp=COLUMN)"
+        )
     return context.spark.readStream.format(SqlDataSource.name()).options(**options).load()
 
 
@@ -229,7 +231,7 @@ class SqlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reader: TableReader | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a constant, because the end of the first micro-batch records where the query begins."""
+        """Return a constant. The first call of `latestOffset` decides where the query begins; its result says so."""
         return {}
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -282,7 +284,7 @@ class SqlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 OPTION_NAMES = (
     "secretUrl", "secretOptions", "table", "column", "isTimestamp", "delayS", "rowsPerBatch", "rowsMax",
 )  # fmt: skip
-"""Options that the executors need."""
+"""The options that a reader keeps, on the driver and in the executors."""
 MANY_ROWS = 2**62
 """A limit of rows that no table reaches."""
 SPARK_TYPES: dict[str, DataType] = {

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 BYTES_MAX = 64 << 20
-"""Upper bound on the bytes of one file that a micro-batch reads, and so on the length of a line."""
+"""Upper bound on the bytes of one file that a micro-batch reads, and therefore also on the length of a line."""
 SCHEMA = StructType().add("value", "string").add("path", "string").add("position", "long")
 BEGINNINGS = "begun"
-"""Key in an offset of the stream: where the first micro-batch begins in each file that existed then."""
+"""Key in an offset of the stream: where the first micro-batch begins in each file. A file without an entry is read from
+its beginning."""
 ENDS = "ends"
 """Key in an offset of the stream: where the micro-batch ends in each file."""
 
@@ -75,7 +76,7 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The sizes of files at which a query with the trigger `availableNow` ends."""
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a constant, because the end of the first micro-batch records where the query begins."""
+        """Return a constant. The first call of `latestOffset` decides where the query begins; its result says so."""
         return {}
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -86,17 +87,20 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         files = self._files()
         begins: dict[str, int] = dict(start.get(ENDS, {}))
         if not start and self._begins_with_latest:
-            begins = {name: end_of_lines(path, 0, path.stat().st_size, bounded=False) for name, path in files.items()}
+            for name, path in files.items():
+                end = path.stat().st_size if self._sizes is None else self._sizes.get(name, 0)
+                begins[name] = end_of_lines(path, 0, end, bounded=False)
         ends = {}
         for name, path in files.items():
             size = size_of(name, path)
             if size is None:  # renamed a moment ago: the next call finds its new name
                 ends[name] = begins.get(name, 0)
                 continue
-            if self._sizes is not None:
-                size = min(size, self._sizes.get(name, 0))
             begin = begins.get(name, 0)
-            if size < begin and self._sizes is None:  # truncated
+            if self._sizes is not None:
+                # Nothing is read of a file that appeared after the query had begun.
+                size = min(size, self._sizes.get(name, begin))
+            if size < begin:  # truncated
                 begin = 0
             ends[name] = end_of_lines(path, begin, size)
         if not start:
