@@ -12,7 +12,7 @@ election chooses, in the same order as Kafka:
 2. if the ISR is empty, the first active replica that is in the ELR;
 3. if the ISR and the ELR are empty, the last known leader, if it is active and has its data directories;
 4. only if the topic has `unclean.leader.election.enable`, or if an administrator has requested an unclean election, the
-    first active replica.
+   first active replica.
 
 Rules 2 and 3 need the feature `eligible.leader.replicas.version`.
 
