@@ -193,11 +193,11 @@ def test_two_drivers_of_one_query(kind: type[Target], bucket: Bucket, tmp_path: 
     def after_the_first(self: Any, *arguments: Any) -> None:
         if not overtaken:
             overtaken.append(1)
-            first.write(Rows.numbers(10, 20, tasks=3), 1)
+            first.write(Rows.numbers(10, 20, tasks=1), 1)
         real(self, *arguments)
 
     monkeypatch.setattr(owner, name, after_the_first)
-    second.write(Rows.numbers(10, 20), 1)
+    second.write(Rows.numbers(10, 20, tasks=3), 1)  # more files than the first one, whose names do not exist yet
     assert overtaken
     assert target.ids() == list(range(20))
 
@@ -330,6 +330,8 @@ def test_lines(bucket: Bucket) -> None:
     names = [name for name in bucket.names("lines") if name.endswith(".txt")]
     texts = [bucket.objects.open_input_stream(name).read().decode() for name in names]
     assert texts == ["batch 0\né\n", "batch 1\né\n"]
+    written = [each for each in bucket.server.requests() if each["method"] == "PUT" and "/staged/" in each["path"]]
+    assert len(written) == 2, "a repeated micro-batch writes nothing"
 
 
 def test_tables_are_streams(bucket: Bucket, tmp_path: Path) -> None:
