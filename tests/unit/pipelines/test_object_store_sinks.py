@@ -2,6 +2,9 @@
 
 import json
 import re
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +33,8 @@ from tidelog.pipelines.sinks.iceberg import OpenedIceberg, iceberg, load_catalog
 from tidelog.pipelines.sinks.parquet import parquet
 from tidelog.pipelines.sources.delta import DeltaDataSource, DeltaReader, DeltaStreamReader
 from tidelog.pipelines.sources.iceberg import IcebergDataSource, IcebergReader, IcebergStreamReader
+
+DRIVER = Path(__file__).parents[2] / "sinks_harness/killed_driver.py"
 
 
 class Target:
@@ -175,6 +180,35 @@ def test_a_crash_between_two_copies(bucket: Bucket, tmp_path: Path, monkeypatch:
     assert target.staged() == []
     manifest = json.loads(bucket.objects.open_input_stream(_manifest(bucket)).read())
     assert [entry["rows"] for entry in manifest["files"]] == [15, 15]
+
+
+KILLS = [
+    (DeltaTarget, "delta", "before the commit", [range(10)]),
+    (IcebergTarget, "iceberg", "before the catalog", [range(10)]),
+    (ParquetTarget, "parquet", "before the manifest", [range(10)]),
+    (ParquetTarget, "parquet", "between two copies", [range(10), range(20)]),  # the first copy may be under way
+    (ParquetTarget, "parquet", "before the clean-up", [range(30)]),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "step", "visible"), KILLS)
+def test_a_killed_driver(
+    kind: type[Target], name: str, step: str, visible: list[range], bucket: Bucket, tmp_path: Path
+) -> None:
+    """As `test_after_a_crash`, but the process ends at once, and nothing of it can help the next one."""
+    target = kind(bucket, tmp_path)
+    target.open().write(Rows.numbers(0, 10), 0)
+    location: list[Any] = [bucket.url("t" if name == "delta" else "p"), {"storage_options": bucket.server.options}]
+    if isinstance(target, IcebergTarget):
+        location = ["lake.rows", {"catalog": target.catalog}]
+    command = [sys.executable, DRIVER, name, json.dumps(location), step]
+    killed = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert target.ids() in [list(ids) for ids in visible]
+    target.open().write(Rows.numbers(10, 30, tasks=3), 1)
+    target.open().write(Rows.numbers(30, 35), 2)
+    assert target.ids() == list(range(35))
+    assert not isinstance(target, ParquetTarget) or target.staged() == []
 
 
 @pytest.mark.parametrize("kind", TARGETS)
