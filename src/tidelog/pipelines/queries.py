@@ -58,7 +58,7 @@ class RunContext(NamedTuple):
     bootstrap: str
     once: bool
     checkpoints: str | None = None
-    """Directory or URI of the checkpoints; None if they are in the state directory."""
+    """Directory or URI of the checkpoints (see `checkpoints`); None if they are in the state directory."""
     settings: Mapping[str, str] = MappingProxyType({})
     """Settings of Spark for the whole run. They override the settings of the pipelines."""
 
@@ -294,7 +294,7 @@ def start_queries(
             if list(pipeline.sinks) != [pipeline.name]:
                 query = f"{pipeline.name}.{sink_name}.{identity.id}"
             checkpoint = state.checkpoint(identity, sink_name)
-            place = f"{run.checkpoints.rstrip('/')}/{query}" if run.checkpoints else str(checkpoint)
+            place = f"{run.checkpoints}/{query}" if run.checkpoints else str(checkpoint)
             state.check_checkpoint(identity, sink_name, run.checkpoints)
             sink_context = SinkContext(session, run.bootstrap, pipeline.name, query, pipeline.output_mode)
             running.append(

@@ -3,10 +3,12 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from tidelog.pipelines.checkpoints import place_of_checkpoints, remove_with_spark
 from tidelog.pipelines.declarations import Pipeline, PipelineError
 from tidelog.pipelines.failures import cause_text, is_permanent
 from tidelog.pipelines.loading import declared_pipeline
@@ -49,8 +51,8 @@ class RunningPipeline:
         self._queries: list[RunningQuery] = []
         self._starting: Start | None = None
         self._ending: Ending | None = None
-        """The end of the queries of the last start, until it is over. Before that, the pipeline does not start again and
-        the run does not end."""
+        """The end of the queries of the last start, until it is over. Before that, the pipeline does not start again,
+        and the run does not end."""
         self._ends_after_failure = False
         """Whether a failure has caused this end. The error of the status is then this failure."""
         self._failures_in_a_row = 0
@@ -206,8 +208,9 @@ class Run:
     ) -> None:
         """`begin` is where a pipeline begins if it has not written a micro-batch yet. The other pipelines continue."""
         self._states = [PipelineState(state, each.name) for each in pipelines]
-        context = RunContext(bootstrap, once, checkpoints, settings)
-        self._checkpoints = checkpoints
+        self._checkpoints = None if checkpoints is None else place_of_checkpoints(checkpoints)
+        context = RunContext(bootstrap, once, self._checkpoints, settings)
+        self._spark = spark
         self._begin = begin
         self.pipelines = [
             RunningPipeline(each, spark, context, each_state)
@@ -223,6 +226,7 @@ class Run:
                     state.reset()
                     first = self._begin if self._begin is not None or identity is None else identity.begin
                     state.create_identity(first, self._checkpoints)
+                state.remove_obsolete(partial(remove_with_spark, self._spark))
         except BaseException:
             self.__exit__()
             raise

@@ -11,6 +11,7 @@ import pytest
 
 from tidelog.cli.pipeline_view import LineView, status_table
 from tidelog.client.operations import ListedOffset
+from tidelog.pipelines.checkpoints import ObsoleteCheckpoints, place_of_checkpoints
 from tidelog.pipelines.dead_letters import last_planned_batch, micro_batch_ranges
 from tidelog.pipelines.declarations import ATTRIBUTE, Pipeline, PipelineError
 from tidelog.pipelines.failures import cause_text, is_permanent
@@ -141,6 +142,43 @@ def test_a_reset_state_has_a_new_identity(tmp_path: Path) -> None:
     (tmp_path / "sales/identity.json").write_text("{}")
     with pytest.raises(PipelineError, match=r"pipeline sales: .*identity.json is damaged \('id'\)"):
         state.identity()
+
+
+def test_a_reset_removes_checkpoints_in_another_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    place, state = place_of_checkpoints("shared/"), PipelineState(tmp_path / "state", "sales")
+    assert place == str(tmp_path / "shared")
+    identity = state.create_identity(None, place)
+    own = [f"sales.{identity.id}", f"sales.totals.{identity.id}"]
+    others = ["sales.0a1b2c3d", "sales2.0a1b2c3d", f"other.{identity.id}"]
+    for name in (*own, *others):
+        (tmp_path / "shared" / name / "offsets").mkdir(parents=True)
+    state.reset()
+    assert sorted(path.name for path in (tmp_path / "shared").iterdir()) == sorted(others)
+    assert state.obsolete() == []
+
+
+def test_checkpoints_that_only_spark_can_remove_are_listed_until_then(tmp_path: Path) -> None:
+    state = PipelineState(tmp_path, "sales")
+    first = state.create_identity(None, place_of_checkpoints("s3a://bucket/checkpoints/"))
+    state.reset()
+    second = state.create_identity(None, "hdfs:///checkpoints")
+    state.reset()
+    listed = [
+        ObsoleteCheckpoints("s3a://bucket/checkpoints", "sales", first.id),
+        ObsoleteCheckpoints("hdfs:///checkpoints", "sales", second.id),
+    ]
+    assert PipelineState(tmp_path, "sales").obsolete() == listed
+
+    def remove(obsolete: ObsoleteCheckpoints) -> bool:
+        if obsolete.place.startswith("hdfs"):
+            raise OSError("no answer")
+        return True
+
+    state.remove_obsolete(remove)
+    assert state.obsolete() == listed[1:]
+    state.remove_obsolete(lambda _: True)
+    assert state.obsolete() == []
 
 
 def test_a_query_that_has_written_does_not_begin_again_without_its_checkpoint(tmp_path: Path) -> None:
