@@ -63,5 +63,5 @@ def remove_with_spark(spark: "SparkSession", obsolete: ObsoleteCheckpoints) -> b
             for found in files.globStatus(pattern) or ():
                 files.delete(found.getPath(), True)
     except Py4JError as error:
-        raise OSError(first_line(str(error))) from error
+        raise OSError(first_line(str(getattr(error, "java_exception", error)))) from error
     return True

@@ -1,9 +1,8 @@
 """`topic()`: a topic as the source or the sink of a pipeline."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from tidelog.pipelines.brokers import connect, create_topic, partition_count
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from pyspark_tidelog.formats import Format
-    from pyspark_tidelog.topic_pattern import TopicPattern
 
 Tombstones = Literal["error", "keep", "skip"]
 
@@ -72,12 +70,6 @@ class Topic:
         return f"{'topic' if len(self.names) == 1 else 'topics'} {', '.join(self.names)}"
 
     # The source
-
-    def reads(self, topics: Collection[str]) -> bool:
-        """Return whether all these topics are among the topics of this source. A pattern is evaluated by Java."""
-        if self.pattern is None:
-            return set(topics) <= set(self.names)
-        return matcher(self.pattern).topics_among(topics) == set(topics)
 
     def load(self, context: SourceContext) -> "DataFrame":
         """Return the rows of the topics. A record that cannot be parsed makes the query fail."""
@@ -210,14 +202,6 @@ class Topic:
             f"pipeline {context.pipeline}",
             f"or declare topic({name!r}, partitions=N) to create it",
         )
-
-
-@cache
-def matcher(pattern: str) -> "TopicPattern":
-    """Return the matcher of a pattern of topics. It remembers the names that Java has checked."""
-    from pyspark_tidelog.topic_pattern import TopicPattern
-
-    return TopicPattern(pattern)
 
 
 def ensure_topic(
