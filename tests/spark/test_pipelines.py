@@ -22,6 +22,7 @@ from tidelog.pipelines.declarations import SinkContext, SourceContext
 from tidelog.pipelines.lag import LagMonitor
 from tidelog.pipelines.loading import declared_pipeline
 from tidelog.pipelines.running import Run, run
+from tidelog.pipelines.topics import Topic
 from tidelog.testing import Broker
 
 if TYPE_CHECKING:
@@ -178,6 +179,29 @@ def test_two_sources_of_a_topic_have_dead_letters_of_their_own(spark: "SparkSess
     status = run(names, bootstrap=log.bootstrap, state=tmp_path, spark=spark, timeout_s=LIMIT_S)["names"]
     assert (status.queries[0].dead_letters, status.error) == (3, None)
     assert letters_of(log, dead) == [("products", "broken"), ("sales", "broken"), ("sales", sale("milk", "two"))]
+
+
+def test_records_that_are_skipped_do_not_cause_a_second_read(
+    spark: "SparkSession", log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sales, copies = log.create("sales"), log.create("copies")
+
+    @pipeline(
+        source=topic(sales, value=json_format(SALES), tombstones="skip"),
+        sink=topic(copies, value=json_format()),
+        dead_letters=f"dead-{log.suffix}",
+    )
+    def copy(sales: "DataFrame") -> "DataFrame":
+        return sales.select("product")
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the micro-batch is read a second time")
+
+    monkeypatch.setattr(Topic, "read_range", refuse)
+    log.send(sales, sale("tea", 1), None, sale("salt", 1), None)
+    status = run(copy, bootstrap=log.bootstrap, state=tmp_path, spark=spark, timeout_s=LIMIT_S)["copy"]
+    assert (status.queries[0].rows, status.queries[0].dead_letters, status.restarts) == (4, 0, 0)
+    assert sorted(each.value() for each in log.records(copies)) == [b'{"product":"salt"}', b'{"product":"tea"}']
 
 
 def test_spark_removes_old_checkpoints_and_no_others(spark: "SparkSession", tmp_path: Path) -> None:

@@ -104,8 +104,6 @@ class Topic:
             return frame
         from pyspark.sql import functions as f
 
-        if self.tombstones == "skip":
-            frame = frame.where(f.col("value").isNotNull())
         return frame.withColumn(DECODED, self.value.decode(f.col("value")))
 
     def parsed(self, records: "DataFrame", pipeline: str, metric: str, *, drop_unparsed: bool = False) -> "DataFrame":
@@ -123,6 +121,9 @@ class Topic:
         observed = records.observe(
             metric, f.count(f.lit(1)).alias("records"), f.count(f.when(unparsed, 1)).alias("unparsed")
         )
+        if self.tombstones == "skip":
+            # After the observation, so that the number of records says whether all offsets were read.
+            observed = observed.where(f.col("value").isNotNull())
         if drop_unparsed:
             kept = observed.where(~unparsed)
         else:
@@ -145,7 +146,7 @@ class Topic:
         from pyspark.sql import functions as f
 
         failed = f.col(f"{DECODED}.error").isNotNull()
-        return failed & f.col("value").isNotNull() if self.tombstones == "keep" else failed
+        return failed if self.tombstones == "error" else failed & f.col("value").isNotNull()
 
     def _field_names(self) -> list[str]:
         assert self.value is not None
