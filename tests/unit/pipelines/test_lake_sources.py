@@ -347,3 +347,13 @@ def test_only_missing_files_are_reported_as_no_files(condition: str, message: st
     context = SourceContext(spark, "127.0.0.1:1", "trial", is_streaming=True)
     with pytest.raises(PipelineError, match=message):
         load_files(context, "json", "/data/x", None, {})
+
+
+@pytest.mark.parametrize(("options", "age"), [({}, {"maxFileAge": "365000d"}), ({"MAXFILEAGE": "1d"}, {})])
+@pytest.mark.parametrize("schema", [None, "id long"])
+def test_a_stream_reads_files_of_any_age_unless_an_option_limits_it(
+    options: dict[str, str], age: dict[str, str], schema: str | None
+) -> None:
+    spark = MagicMock()
+    load_files(SourceContext(spark, "127.0.0.1:1", "trial", is_streaming=True), "parquet", "/data/x", schema, options)
+    spark.readStream.format.return_value.options.assert_called_once_with(**options, **age)
