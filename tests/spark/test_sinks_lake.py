@@ -103,6 +103,14 @@ def test_delta_gets_new_columns_and_keeps_types(spark: "SparkSession", tmp_path:
         writer.write(spark.sql("select 3L as id, 'a' as country, interval 1 day as gap"), 2)
 
 
+def test_delta_widens_fields_of_structs(spark: "SparkSession", tmp_path: Path) -> None:
+    writer = opened(delta(str(tmp_path / "t")), spark)
+    writer.write(spark.sql("select 1 as id, named_struct('a', 1L, 'b', array(1.5D)) as `s s`"), 0)
+    writer.write(spark.sql("select 2 as id, named_struct('b', array(2.5F), 'new', 'x', 'a', 2) as `s s`"), 1)
+    expected = [{"a": 1, "b": [1.5], "new": None}, {"a": 2, "b": [2.5], "new": "x"}]
+    assert DeltaTable(tmp_path / "t").to_pyarrow_table().sort_by("id").column("s s").to_pylist() == expected
+
+
 def test_delta_as_a_source(spark: "SparkSession", tmp_path: Path) -> None:
     table = delta(str(tmp_path / "t"), partition_by="day")
     writer = opened(table, spark)

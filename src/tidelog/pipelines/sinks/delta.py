@@ -146,18 +146,18 @@ class OpenedDelta:
         if self._sink.keyed is not None:
             self._merge(self._sink.keyed.prepare(batch, self._sink.describe()), existing, batch_id)
             return
-        table = self._prepared(batch, existing)
+        rows, table = self._prepared(batch, existing)
         layout = Layout(partition_by=tuple(table.metadata().partition_columns))
-        files = write_files(self._widened(batch, table), self._store, layout, self._sink.describe())
+        files = write_files(rows, self._store, layout, self._sink.describe())
         if files or self._replaces_rows:
             self._commit(batch_id, lambda table, properties: self._add_files(table, files, properties))
 
     def _merge(self, rows: "DataFrame", existing: "DeltaTable | None", batch_id: int) -> None:
         from tidelog.pipelines.sinks.delta_merge import changes_of, merge
 
-        table = self._prepared(rows, existing)
+        rows, table = self._prepared(rows, existing)
         key = self._sink.keyed.key if self._sink.keyed else ()
-        changes = changes_of(self._widened(rows, table), key, self._sink.describe())
+        changes = changes_of(rows, table, key, self._sink.describe())
         if changes.num_rows:
             self._commit(batch_id, lambda table, properties: merge(table, changes, key, properties))
 
@@ -224,14 +224,20 @@ class OpenedDelta:
             raise found or self._error(f"the table cannot be read: {one_line(str(error))}") from error
         return self._table
 
-    def _prepared(self, rows: "DataFrame", table: "DeltaTable | None") -> "DeltaTable":
-        """Return the table with all columns of `rows`. Creates the table, or adds columns, if necessary.
+    def _prepared(self, rows: "DataFrame", table: "DeltaTable | None") -> "tuple[DataFrame, DeltaTable]":
+        """Return the rows with the table's types, and the table with all columns of the rows.
 
-        Neither changes a row, so that a repetition after a crash does no harm.
+        Creates the table, or adds columns and fields of structs, if necessary. Neither changes a row, so that a
+        repetition after a crash does no harm.
         """
-        from deltalake import DeltaTable
+        from deltalake import DeltaTable, Schema
 
-        from tidelog.pipelines.sinks.delta_schema import missing_columns, stored_schema
+        from tidelog.pipelines.sinks.delta_schema import (
+            columns_with_new_fields,
+            missing_columns,
+            stored_schema,
+            widened,
+        )
 
         schema = stored_schema(rows, self._sink.describe())
         if table is None:
@@ -245,20 +251,19 @@ class OpenedDelta:
             )
             table = self._load()
             assert table is not None
-        added = missing_columns(table, schema)
-        if added and not self._sink.evolve:
-            names = ", ".join(field.name for field in added)
-            raise self._error(f"the table has no column {names}; delta(..., evolve=True) adds columns")
-        if added:
-            table.alter.add_columns(added)
+        rows = widened(rows, table, self._sink.describe())
+        schema = stored_schema(rows, self._sink.describe())
+        added, with_new_fields = missing_columns(table, schema), columns_with_new_fields(rows, table)
+        new = [field.name for field in added] + [name for names in with_new_fields.values() for name in names]
+        if new and not self._sink.evolve:
+            raise self._error(f"the table has no column {', '.join(new)}; delta(..., evolve=True) adds columns")
+        if new:
+            # For a column that exists, deltalake adds the fields that its structs do not have.
+            extended = [field for field in Schema.from_arrow(schema).fields if field.name in with_new_fields]
+            table.alter.add_columns(added + extended)
             table = self._load()
             assert table is not None
-        return table
-
-    def _widened(self, rows: "DataFrame", table: "DeltaTable") -> "DataFrame":
-        from tidelog.pipelines.sinks.delta_schema import widened
-
-        return widened(rows, table, self._sink.describe())
+        return rows, table
 
     def _error(self, text: str) -> PipelineError:
         return PipelineError(f"{self._sink.describe()}: {text}")

@@ -185,23 +185,25 @@ class OpenedIceberg:
 
     def _prepared(self, rows: "DataFrame", table: "Table | None") -> "Table":
         """Return the table with all columns of `rows`. Creates the table, or adds columns, if necessary."""
+        from pyiceberg.exceptions import ValidationError
+
         from tidelog.pipelines.sinks.delta_schema import stored_schema
 
         schema = stored_schema(rows, self._sink.describe())
         if table is None:
             check_partition_columns(rows, self._sink.partition_by, self._sink.describe())
             table = self._create(schema)
-        existing = {field.name: field for field in table.schema().fields}
-        added = [field for field in schema if field.name not in existing]
-        if added and not self._sink.evolve:
-            names = ", ".join(field.name for field in added)
-            raise self._error(f"the table has no column {names}; iceberg(..., evolve=True) adds columns")
+        transaction = table.transaction()
         try:
-            with table.update_schema() as update:
+            with transaction.update_schema() as update:
                 update.union_by_name(schema)
-        except ValueError as error:
+        except (ValueError, ValidationError) as error:
             raise self._error(f"the columns of the rows do not fit the table: {error}") from error
-        return table
+        # Names of fields in structs, such as s.b, are names of columns too.
+        added = sorted({*transaction.table_metadata.schema().column_names} - {*table.schema().column_names})
+        if added and not self._sink.evolve:
+            raise self._error(f"the table has no column {', '.join(added)}; iceberg(..., evolve=True) adds columns")
+        return transaction.commit_transaction()
 
     def _create(self, schema: Any) -> "Table":
         from pyiceberg.exceptions import TableAlreadyExistsError

@@ -207,7 +207,7 @@ class _FileRows:
         self._schema = arrow_schema(schema)
         self._properties = dict(table.io.properties)
         self._location = table.location()
-        self._user = f"iceberg {log.name}"
+        self._user = f"iceberg {history.name}"
 
     def read(self, file: IcebergFile) -> "Iterator[pa.RecordBatch]":
         with store_errors(self._user, self._location, self._properties.items(), (OSError,)):
