@@ -22,8 +22,8 @@ ONE = {"min.insync.replicas": "2", "durability": "os"}
 TWO = {**ONE, "log.dirs": "/data,/more"}
 
 
-async def leave_all_records_on_one_broker(stage: Stage) -> SimNode:
-    """Acknowledge VALUES on brokers 1 and 2, kill broker 2 and cut the power of broker 1, the last known leader.
+async def leave_all_records_on_one_broker(stage: Stage, *, is_stopped_cleanly: bool = False) -> SimNode:
+    """Acknowledge VALUES on brokers 1 and 2, end broker 2 and cut the power of broker 1, the last known leader.
 
     Returns broker 2, which does not run. It is the only member of the ELR. Broker 1 runs, but has lost the records.
     """
@@ -33,7 +33,10 @@ async def leave_all_records_on_one_broker(stage: Stage) -> SimNode:
         assert (await stage.produce(value)).error_code == 0
     leader, (follower,) = stage.leader, stage.followers
     assert leader.node_id == 1
-    follower.kill()
+    if is_stopped_cleanly:
+        await follower.stop()
+    else:
+        follower.kill()
     await stage.until(lambda: stage.state().elr == (2,))
     leader.cut_power(EVERYTHING_IS_LOST)
     await leader.start()
@@ -99,6 +102,19 @@ def test_a_kill_before_the_epoch_is_written_costs_no_place() -> None:
             await node.start()
         assert not node.running
         assert stage.image.brokers[2].epoch > before
+        await node.start()
+        await check_that_nothing_is_lost(stage, node)
+
+    run(scenario, settings=ONE, replicas=(1, 2))
+
+
+def test_a_failed_start_after_a_clean_stop_costs_no_place_even_if_the_power_is_cut() -> None:
+    """The directories do not say any more that the stop was clean, but the registration of the failed start does."""
+
+    async def scenario(stage: Stage) -> None:
+        node = await leave_all_records_on_one_broker(stage, is_stopped_cleanly=True)
+        await fail_to_start(stage, node, "/data")
+        node.cut_power(EVERYTHING_IS_LOST)
         await node.start()
         await check_that_nothing_is_lost(stage, node)
 
