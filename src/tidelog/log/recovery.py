@@ -247,6 +247,10 @@ class LogOpener:
             )
             segment.remove()
         self._add_empty(start_offset)
+        if self._snapshots.offsets[-1:] == [start_offset]:
+            # Retention had removed all batches, but the name of the new segment was not durable at the power cut. The
+            # producers of the snapshot are complete.
+            return
         # Forget all producers. Batches below `start_offset` are missing, and a known producer whose last batches are
         # missing would be refused.
         self._snapshots.remove_after(-1)

@@ -85,6 +85,7 @@ def load_producers(
     snapshots: Snapshots, segments: "SegmentList", start: int, end: int, *, may_have_holes: bool
 ) -> tuple[ProducerState, int]:
     """Load the newest snapshot at or below `end`, and replay the batches from there to `start`, the log start offset.
+    Without a snapshot, the replay begins at the first batch.
 
     Returns the producers, and the offset of the snapshot; -1 if there is no snapshot. The replayed batches are deleted
     for clients, but still count for the sequence of their producer. If some of these batches are missing or damaged,
@@ -94,9 +95,8 @@ def load_producers(
     """
     producers = ProducerState()
     snapshot = snapshots.load(end)
-    if snapshot is None:
-        return producers, -1
-    offset, entries = snapshot
+    snapshot_offset, entries = snapshot or (-1, {})
+    offset = snapshot_offset if snapshot else segments.items[0].base_offset
     if offset < segments.items[0].base_offset:  # the batches directly after the snapshot are missing
         return producers, offset
     producers.restore(entries)
@@ -109,7 +109,7 @@ def load_producers(
             reached = max(reached, _replay(producers, segment, 0, offset, start))
     except CorruptLog as error:
         logger.warning("batches below the log start offset are damaged, producers forgotten reason=%s", error)
-        return ProducerState(), offset
+        return ProducerState(), snapshot_offset
     if reached < start and not may_have_holes:
         # Retention renames one file after the other. After a power cut, any of the renames may be undone.
         logger.warning(
@@ -118,8 +118,8 @@ def load_producers(
             reached,
             start,
         )
-        return ProducerState(), offset
-    return producers, offset
+        return ProducerState(), snapshot_offset
+    return producers, snapshot_offset
 
 
 def restore_producers(
