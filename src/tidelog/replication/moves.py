@@ -30,6 +30,7 @@ from tidelog.log.future_logs import (
     retire_log,
 )
 from tidelog.log.leader_epochs import LeaderEpochs
+from tidelog.log.producer_snapshot import decode_snapshot, encode_snapshot
 from tidelog.log.segment import TEMPORARY_ERRORS
 from tidelog.replication.descriptor_retry import RETRY_S, lacks_descriptor, retry_without_descriptor
 from tidelog.replication.flusher import CHECKPOINTS_LANE
@@ -335,6 +336,7 @@ class Moves:
             self._check(move)
             _copy_rest(old, future_log, runtime.clock.now_ms())
             future_log.delete_before(old.log_start_offset)
+            _copy_state(old, future_log)  # it becomes durable with the copy, so a crash after the move does not lose it
             args = (runtime.disk, source, move.target, future_log, runtime.clock.now_ms())
             new = await runtime.tasks.run_blocking(_finish_copy, *args, lane=CHECKPOINTS_LANE)
             move.path = new.directory
@@ -390,9 +392,7 @@ class Moves:
 
     def _switch(self, move: Move, old: "PartitionLog", new: "PartitionLog") -> None:
         """Make the copy the partition's log, within one turn of the loop."""
-        # This state cannot be derived from the copied batches: producers whose batches were deleted, and epochs
-        # without batches.
-        new.producers = old.producers
+        new.producers = old.producers  # with the last five batches of each producer, which a snapshot does not have
         new.epochs = LeaderEpochs(old.epochs.entries())
         new.epochs.dirty = True
         new.delete_before(old.log_start_offset)
@@ -432,6 +432,15 @@ def _copy_rest(old: "PartitionLog", copy: "PartitionLog", now_ms: int) -> None:
             copy.roll(now_ms)
         else:
             copy.restart_at(old.log_end_offset)
+
+
+def _copy_state(old: "PartitionLog", copy: "PartitionLog") -> None:
+    """Copy the state that cannot be derived from the copied batches: producers whose batches were deleted, and epochs
+    without batches. Both logs have the same end.
+    """
+    copy.producers.restore(decode_snapshot(encode_snapshot(old.producers)))
+    copy.epochs = LeaderEpochs(old.epochs.entries())
+    copy.epochs.dirty = True
 
 
 def _finish_copy(
