@@ -476,9 +476,7 @@ class PartitionLog:
         logger.info("log truncated partition=%s from=%d to=%d", self.topic_partition, before, self.log_end_offset)
 
     def restart_at(self, offset: int) -> None:
-        """Make the log empty. It then starts at `offset`, which the caller has already persisted. Blocks. Raises
-        StorageError.
-        """
+        """Make the log empty. It starts at `offset`, which the caller has persisted. Blocks. Raises StorageError."""
         cut = self.begin_cut(offset, empties=True)
         try:
             cut.run()
@@ -550,9 +548,7 @@ class PartitionLog:
             segment.retire()
 
     def segments_replaced(self, old: list[Segment], new: Segment, now_ms: int) -> None:
-        """Finish a replacement: the files of `new` have their final names, and the files of `old` can be removed
-        later.
-        """
+        """Finish a replacement: the files of `new` have their final names; those of `old` can be removed later."""
         new.use_cache(self._cache)
         self._retention.retire_replaced(old, now_ms + self.config.file_delete_delay_ms)
 
@@ -567,6 +563,10 @@ class PartitionLog:
         self._cache.forget(segment.times)
 
     # Durability
+
+    def lacks_snapshot(self, end_offset: int) -> bool:
+        """Return whether no durable snapshot includes the batches below `end_offset`. The next flush plan writes it."""
+        return self._durability.cover(end_offset)
 
     def flush_plan(self) -> FlushPlan:
         """Return a plan that makes all data durable. The caller runs it, then calls `flushed`, `put_back` or `fail`."""
