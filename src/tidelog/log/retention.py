@@ -244,8 +244,8 @@ class Retention:
 
     def needs_flush(self, limits: RetentionLimits) -> bool:
         """Return whether expired segments have to wait for a producer snapshot. The next flush plan writes it."""
-        count = self._count_expired(limits)
-        return bool(count) and limits.needs_snapshot and self._durability.cover(self._end_of(count, limits))
+        count = self._count_expired(limits) if limits.needs_snapshot else 0
+        return bool(count) and self._durability.cover(self._end_of(count, limits))
 
     def count_removable(self, limits: RetentionLimits) -> int:
         """Return how many of the oldest segments must be removed. If these are all segments, the caller must roll the

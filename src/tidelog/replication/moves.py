@@ -336,8 +336,12 @@ class Moves:
             self._check(move)
             _copy_rest(old, future_log, runtime.clock.now_ms())
             future_log.delete_before(old.log_start_offset)
-            _copy_state(old, future_log)  # it becomes durable with the copy, so a crash after the move does not lose it
-            args = (runtime.disk, source, move.target, future_log, runtime.clock.now_ms())
+            # Both logs have the same end now. The copy also gets the state that cannot be derived from its batches:
+            # producers whose batches were deleted, and epochs without batches. They become durable with the copy.
+            future_log.epochs = LeaderEpochs(old.epochs.entries())
+            future_log.epochs.dirty = True
+            producers = encode_snapshot(old.producers)
+            args = (runtime.disk, source, move.target, future_log, producers, runtime.clock.now_ms())
             new = await runtime.tasks.run_blocking(_finish_copy, *args, lane=CHECKPOINTS_LANE)
             move.path = new.directory
             move.future_log = new
@@ -434,19 +438,18 @@ def _copy_rest(old: "PartitionLog", copy: "PartitionLog", now_ms: int) -> None:
             copy.restart_at(old.log_end_offset)
 
 
-def _copy_state(old: "PartitionLog", copy: "PartitionLog") -> None:
-    """Copy the state that cannot be derived from the copied batches: producers whose batches were deleted, and epochs
-    without batches. Both logs have the same end.
-    """
-    copy.producers.restore(decode_snapshot(encode_snapshot(old.producers)))
-    copy.epochs = LeaderEpochs(old.epochs.entries())
-    copy.epochs.dirty = True
-
-
 def _finish_copy(
-    disk: "Disk", source: "DataDirectory", target: "DataDirectory", copy: "PartitionLog", now_ms: int
+    disk: "Disk",
+    source: "DataDirectory",
+    target: "DataDirectory",
+    copy: "PartitionLog",
+    producers: bytes,
+    now_ms: int,
 ) -> "PartitionLog":
-    """Make the copy durable and rename it; return the log under its new name."""
+    """Make the copy durable, with the `producers` of this snapshot, and rename it; return the log under its new
+    name.
+    """
+    copy.producers.restore(decode_snapshot(producers))
     copy.settle()
     copy.close(clean=True)
     if copy.failure is not None:
