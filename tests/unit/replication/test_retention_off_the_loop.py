@@ -345,7 +345,7 @@ def test_files_of_a_log_that_has_moved_meanwhile_are_left_alone(seed: int, monke
 
         def noted(removal: Removal) -> None:
             live = {partition.log.directory for partition in node.partitions}
-            paths = [segment.path for retired in removal._fresh for segment in retired.segments]
+            paths = [segment.path for retired in removal._to_rename for segment in retired.segments]
             elsewhere.extend(path for path in paths if path.rpartition("/")[0] not in live)
             run(removal)
 
