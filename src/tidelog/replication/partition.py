@@ -298,6 +298,8 @@ class Partition:
                 self.fail()
             else:
                 self.appends_refused = True
+                if self.log.unflushed:
+                    self.mark_dirty()  # a new segment may have begun: its producer snapshot is due
                 self._shared.full_directories.note_refusal(self.log.directory.rpartition("/")[0], header.size, error)
                 if self._shared.on_refused_append is not None:
                     self._shared.on_refused_append(self, error)
@@ -358,6 +360,8 @@ class Partition:
                 self.fail()
             else:
                 self.appends_refused = True
+                if log.unflushed:
+                    self.mark_dirty()
                 self._shared.full_directories.note_refusal(directory, len(data), error)
             raise
         finally:

@@ -23,7 +23,7 @@ from tidelog.model.ids import TopicPartition
 from tidelog.replication.partition import Partition
 from tidelog.replication.partitions import Partitions
 from tidelog.simulation.world import SimHost, World, simulated
-from tidelog.wire.errors import OffsetOutOfRange
+from tidelog.wire.errors import OffsetOutOfRange, StorageError
 
 COUNT = 40
 IMAGE = image(topic("t", 1, [(1,), (1,), (1,)]))
@@ -484,6 +484,29 @@ def test_producers_of_removed_segments_survive_a_move() -> None:
             assert partition.log_start_offset == 6
             assert produce(partition, 5) == 5, "a repeated batch is not appended again"
             assert produce(partition, 6) == 6
+
+    with simulated(1) as world:
+        world.run(scenario())
+
+
+@pytest.mark.parametrize("durability", ["interval", "os"])
+def test_the_snapshot_of_a_roll_whose_append_failed_is_written_by_the_interval_flush(
+    durability: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CONFIG, "durability", "interval")
+
+    async def scenario() -> None:
+        node = await Node.start(world.host("a"))
+        for sequence in range(4):
+            produce(node[0], sequence)
+        await asyncio.sleep(0.3)
+        monkeypatch.setattr(CONFIG, "durability", durability)
+        node.host.disk.fail("write", f"*/{4:020d}.log", errno.ENOSPC)
+        with pytest.raises(StorageError):
+            produce(node[0], 4)
+        assert node[0].log.segments.active.base_offset == 4
+        await asyncio.sleep(0.3)
+        assert node.host.disk.exists(f"/data/t-0/{4:020d}.snapshot")
 
     with simulated(1) as world:
         world.run(scenario())
