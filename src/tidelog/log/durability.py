@@ -139,7 +139,6 @@ class Durability:
             offset: snapshot for offset, snapshot in self._roll_snapshots.items() if offset <= end_offset
         }
         self._snapshot_position = 0
-        self.snapshot_offset = self._names_synced_offset = -1
 
     def after_cut(self, recovery_point: int) -> None:
         """Record the recovery point after the cut. The cut has synced the directory, and has found the newest snapshot

@@ -9,6 +9,7 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, given, settings
 
 from log_harness import LogOnDisk, make_batch
+from process_harness import amount
 from tidelog.log.partition_log import PartitionLog
 from tidelog.simulation.disk import SimDisk
 from tidelog.simulation.tasks import ProcessGone
@@ -88,11 +89,11 @@ class History:
     actions=ACTIONS,
     segment_bytes=st.sampled_from([100, 300, 1 << 20]),
     snapshot_interval_bytes=st.sampled_from([1, 16 << 20]),
-    crashes=st.lists(st.tuples(st.integers(0, 150), st.booleans()), min_size=1, max_size=3),
+    crashes=st.lists(st.tuples(st.integers(0, 80), st.booleans()), min_size=1, max_size=3),
     seed=st.integers(0, 1 << 30),
 )
 @settings(
-    max_examples=settings().max_examples,
+    max_examples=amount(300, 3000),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
