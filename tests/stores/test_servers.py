@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from store_harness import servers
 from store_harness.environments import Etcd, Remote, ZooKeeper
+from tidelog.metadata.leadership import HeldLease
 from tidelog.metadata.store import (
     AppendUnknown,
     Lease,
@@ -80,6 +82,60 @@ def test_any_one_of_three_servers_may_be_lost(three: tuple[Remote, servers.Serve
                 except StoreUnavailable:
                     assert asyncio.get_running_loop().time() < latest_s
                     await asyncio.sleep(0.2)
+
+    environment.run(scenario())
+
+
+def test_a_hung_server_ends_no_lease(three: tuple[Remote, servers.Servers], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server hangs just before the first renewal: it accepts connections but never answers. The holder of the lease
+    renews it in time on another server.
+    """
+    environment, started = three
+    monkeypatch.setattr("tidelog.metadata.etcd_gateway.ANSWER_TIMEOUT_S", 5.0)
+    monkeypatch.setattr("tidelog.metadata.zookeeper_session.ANSWER_TIMEOUT_S", 5.0)
+    ttl_ms = {"etcd": 6000, "zookeeper": 3300}[started.kind]
+
+    async def scenario() -> None:
+        store: Store = environment.open()
+        if isinstance(store, ZooKeeperStore):
+            # An election of ZooKeeper's servers may take longer than this lease, so the leader does not hang.
+            followers = [
+                address
+                for address, server in zip(environment.addresses, started.addresses, strict=True)
+                if not is_leader(server)
+            ]
+            store = ZooKeeperStore(
+                "zookeeper://test", followers, environment.root, environment._runtime, session_ms=3980
+            )
+            environment._stores.append(store)
+        held = await HeldLease.acquire(store, environment._runtime, "broker/1", "one", ttl_ms)
+        assert held is not None
+        hung = await asyncio.to_thread(used_server, started)
+        renew = store.renew
+
+        async def hang_and_renew(lease: Lease, ttl_ms: int) -> None:
+            os.kill(hung, signal.SIGSTOP)
+            await renew(lease, ttl_ms)
+
+        monkeypatch.setattr(store, "renew", hang_and_renew)
+        renewal = asyncio.create_task(held.renew_until_lost())
+        done, _ = await asyncio.wait((held.lost,), timeout=2 * ttl_ms / 1000)
+        assert not done, held.lost.result()
+        assert held.is_valid
+        assert await store.held_leases("broker/") == [held.lease]
+        os.kill(hung, signal.SIGCONT)
+        renewal.cancel()
+        await asyncio.gather(renewal, return_exceptions=True)
+
+    def is_leader(address: tuple[str, int]) -> bool:
+        with socket.create_connection(address, 5) as connection:
+            connection.sendall(b"srvr")
+            return b"Mode: leader" in connection.makefile("rb").read()
+
+    def used_server(started: servers.Servers) -> int:
+        """Return the process id of the server that the store uses."""
+        counts = [len(proxy._pairs) for proxy in environment.proxies]
+        return started.pids[counts.index(max(counts))]
 
     environment.run(scenario())
 
