@@ -13,6 +13,8 @@ import pytest
 
 from store_harness import servers
 from store_harness.environments import Etcd, Remote, ZooKeeper
+from tidelog.metadata.etcd import EtcdStore
+from tidelog.metadata.etcd_gateway import EtcdGateway, EtcdServers, to_text
 from tidelog.metadata.leadership import HeldLease
 from tidelog.metadata.store import (
     AppendUnknown,
@@ -21,6 +23,7 @@ from tidelog.metadata.store import (
     Snapshot,
     Store,
     StoredEntry,
+    StoreFailed,
     StoreUnavailable,
     settle_append,
 )
@@ -313,14 +316,43 @@ def test_an_expired_session_ends_the_lease_and_the_next_call_has_a_new_session(
 
 
 def test_a_session_that_is_shorter_than_the_lease_is_refused(running: Callable[[str, int], servers.Servers]) -> None:
-    from tidelog.metadata.store import StoreFailed
-
     environment = ZooKeeper(running("zookeeper", 1))
 
     async def scenario() -> None:
         store = environment.open()
         with pytest.raises(StoreFailed, match="raise maxSessionTimeout"):
             await store.acquire("controller", "one", 5000)
+
+    environment.run(scenario())
+
+
+def test_the_history_of_etcd_does_not_grow(running: Callable[[str, int], servers.Servers]) -> None:
+    """Only the values that were replaced after the last but one call remain."""
+    environment = Etcd(running("etcd", 1))
+
+    async def scenario() -> None:
+        store = environment.open()
+        assert isinstance(store, EtcdStore)
+        lease = await store.acquire("broker/1", "one", 2000)
+        assert lease is not None
+
+        def is_retained(revision: int) -> bool:
+            gateway = EtcdGateway("etcd://test", EtcdServers(environment.addresses))
+            try:
+                gateway.read("/v3/kv/range", {"key": to_text(store._key("end")), "revision": str(revision)})
+            except StoreFailed as error:
+                return "compacted" not in str(error)
+            finally:
+                gateway.close()
+            return True
+
+        revisions = []
+        for _ in range(3):
+            await store.renew(lease, 2000)
+            await store.discard_history()
+            revisions.append(store._discard_before)
+        assert revisions == sorted(set(revisions))
+        assert [is_retained(revision) for revision in revisions] == [False, True, True]
 
     environment.run(scenario())
 

@@ -12,6 +12,9 @@ Keys below the prefix:
 An append is one transaction: it compares the lease and the end, and writes the entry and the new end. Transactions and
 reads need a majority of the servers. A renewal creates a new lease of etcd and attaches the key to it. etcd's own
 keep-alive is not used, since an etcd server that has just lost the leadership of etcd's cluster may still answer it.
+
+etcd retains each value that a renewal has replaced, until its history is compacted. The controller compacts it every
+few minutes (`discard_history`), a few minutes behind.
 """
 
 from collections.abc import Callable
@@ -73,6 +76,8 @@ class EtcdStore(RemoteStore):
         self._prefix = prefix
         self._servers = EtcdServers(servers, first_server)
         self._gateways = {lane: EtcdGateway(url, self._servers) for lane in (CHANGES, LEASES, READS, WATCH)}
+        self._discard_before = 0
+        """The revision of etcd at the last call of `discard_history`; 0 before the first call."""
         self._servers.on_failed = self._gateways[WATCH].interrupt  # a watch on a hung server would not end by itself
 
     async def wait(self, position: int) -> None:
@@ -92,6 +97,10 @@ class EtcdStore(RemoteStore):
         except BaseException:
             self._gateways[WATCH].cancel_watch()  # a cancelled wait must not occupy the thread
             raise
+
+    async def discard_history(self) -> None:
+        # The revision of the previous call is used, so that the history of some minutes remains for other programs.
+        self._discard_before = await self._run(READS, self._compact, self._discard_before)
 
     async def close(self) -> None:
         self._gateways[WATCH].cancel_watch()
@@ -195,14 +204,18 @@ class EtcdStore(RemoteStore):
                 return True
 
     def _trim(self, gateway: EtcdGateway, position: int) -> None:
-        """Delete the entries before `position` in several transactions. Then delete the history of all keys."""
+        """Delete the entries before `position` in several transactions."""
         key_range = {"key": to_text(self._entry_key(0)), "range_end": to_text(self._entry_key(position))}
         while pairs := _pairs(gateway.read("/v3/kv/range", {**key_range, "limit": "1", "keys_only": True})):
             first = int(pairs[0][0][-20:])
             self._delete(gateway, self._entry_key(first), self._entry_key(min(first + TRIM_KEYS, position)))
-        _, revision = self._end(gateway)
-        with suppress(StoreFailed):  # another broker or etcd itself may have compacted at a later revision
-            gateway.change("/v3/kv/compaction", {"revision": str(revision)})
+
+    def _compact(self, gateway: EtcdGateway, revision: int) -> int:
+        """Delete the history of all keys before `revision`. Return the current revision."""
+        if revision:
+            with suppress(StoreFailed):  # another broker or etcd itself may have compacted at a later revision
+                gateway.change("/v3/kv/compaction", {"revision": str(revision)})
+        return self._end(gateway)[1]
 
     def _acquire(self, gateway: EtcdGateway, name: str, holder: str, ttl_ms: int | None) -> Lease | None:
         self._limit_calls(gateway, ttl_ms)

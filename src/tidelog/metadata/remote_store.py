@@ -86,6 +86,9 @@ class RemoteStore(ABC):
     async def held_leases(self, prefix: str) -> list[Lease]:
         return await self._run(LEASES, self._held_leases, prefix)
 
+    @abstractmethod
+    async def discard_history(self) -> None: ...
+
     async def wait_for_write(self, limit_s: float) -> None:
         await self._tasks.sleep(limit_s)
 

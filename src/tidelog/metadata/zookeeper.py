@@ -98,6 +98,9 @@ class ZooKeeperStore(RemoteStore):
         while (await self._run(READS, self._read_end))[0] <= position:
             await self._run(WATCH, self._watch, position)
 
+    async def discard_history(self) -> None:
+        """Do nothing: ZooKeeper retains no old values, except in files that its servers delete (`autopurge`)."""
+
     async def close(self) -> None:
         self._wake_waits()
         await self._tasks.run_blocking(self._session.close, lane=WATCH)
