@@ -137,6 +137,15 @@ class TemporaryError(PipelineError):
     """A pipeline cannot run now, for example because a server does not answer. Another attempt may succeed."""
 
 
+def refused_begin(subject: str, accepted: str, context: SourceContext) -> PipelineError:
+    """Return the error of a source that cannot begin at `context.begin`. `accepted` says where it can begin."""
+    return PipelineError(
+        f"{subject}: {accepted}: leave out --from. A topic can begin elsewhere by its declaration, as in topic(...,"
+        " begin='latest'). If an earlier run or replay had --from, forget it with: tidelog pipeline reset"
+        f" {context.pipeline}"
+    )
+
+
 def pipeline(
     *,
     source: Source | Sequence[Source] | Mapping[str, Source],

@@ -17,10 +17,10 @@ from pyspark.errors import AnalysisException
 
 from sinks_harness.rows import Rows
 from sinks_harness.trials import opened
-from tidelog.pipelines.declarations import PipelineError, SourceContext, TemporaryError
+from tidelog.pipelines import delta, file, http, iceberg, parquet, topic
+from tidelog.pipelines.declarations import PipelineError, Source, SourceContext, TemporaryError
 from tidelog.pipelines.failures import is_permanent
-from tidelog.pipelines.sinks.delta import delta
-from tidelog.pipelines.sinks.iceberg import iceberg, load_catalog
+from tidelog.pipelines.sinks.iceberg import load_catalog
 from tidelog.pipelines.sinks.stores import DeltaStore, IcebergStore
 from tidelog.pipelines.sources.delta import DeltaDataSource, DeltaLog, DeltaReader, DeltaStreamReader
 from tidelog.pipelines.sources.files import load_files
@@ -357,3 +357,68 @@ def test_a_stream_reads_files_of_any_age_unless_an_option_limits_it(
     spark = MagicMock()
     load_files(SourceContext(spark, "127.0.0.1:1", "trial", is_streaming=True), "parquet", "/data/x", schema, options)
     spark.readStream.format.return_value.options.assert_called_once_with(**options, **age)
+
+
+class TestBegin:
+    """Where a stream begins, if `--from` or `replay --from` says so."""
+
+    def context(self, begin: str | int | None, *, is_streaming: bool = True) -> SourceContext:
+        return SourceContext(MagicMock(), "127.0.0.1:1", "trial", is_streaming, begin)
+
+    @pytest.mark.parametrize("is_streaming", [True, False])
+    @pytest.mark.parametrize(
+        ("source", "begins"),
+        [
+            (file("/data/x"), ["latest", 1]),
+            (file("/data/x", format="json", schema="id long"), ["latest", 1]),
+            (parquet("/data/x"), ["latest", 1]),
+            (http("http://host/x", staging="pages"), ["latest", 1]),
+            (file("/data/x", tail=True), [1]),
+            (iceberg("lake.rows", catalog={"type": "sql"}), [1]),
+        ],
+        ids=["lines", "json", "parquet", "http", "tail", "iceberg"],
+    )
+    def test_a_source_refuses_what_it_would_ignore(
+        self, source: Source, begins: list[str | int], is_streaming: bool
+    ) -> None:
+        for begin in begins:
+            with pytest.raises(PipelineError, match=r"leave out --from.* tidelog pipeline reset trial"):
+                source.load(self.context(begin, is_streaming=is_streaming))
+
+    @pytest.mark.parametrize("source", [file("/data/x"), parquet("/data/x"), file("/data/x", tail=True)])
+    def test_files_begin_with_the_earliest(self, source: Source) -> None:
+        for begin in (None, "earliest"):
+            source.load(self.context(begin))
+        file("/data/x", tail=True).load(self.context("latest"))
+        file("/data/x", tail=True).load(self.context("latest", is_streaming=False))
+
+    @pytest.mark.parametrize(("begin", "expected"), [(None, (3, "True")), ("earliest", ("earliest", "False"))])
+    def test_the_begin_of_a_run_overrides_the_version_of_the_declaration(
+        self, begin: str | None, expected: tuple[Any, str]
+    ) -> None:
+        context = self.context(begin)
+        delta("/data/x", begin_version=3).load(context)
+        spark: Any = context.spark
+        options = spark.readStream.format.return_value.options.call_args.kwargs
+        assert (json.loads(options["begin"]), options["beginIsVersion"]) == expected
+
+    @pytest.mark.parametrize(
+        "declared",
+        [{"startingOffsets": '{"a":{"0":7}}'}, {"STARTINGTIMESTAMP": "7"}, {"startingOffsetsByTimestamp": "{}"}],
+    )
+    def test_the_begin_of_a_run_overrides_the_options_of_a_topic(self, declared: dict[str, str]) -> None:
+        source = topic("a", options=declared | {"failOnDataLoss": "false"})
+        [name] = declared
+
+        def options(begin: str | int | None) -> dict[str, str]:
+            context = self.context(begin)
+            source.load(context)
+            spark: Any = context.spark
+            return dict(spark.readStream.format.return_value.options.call_args.kwargs)
+
+        assert options(None)[name] == declared[name]
+        assert options("latest")["startingOffsets"] == "latest"
+        assert options(5)["startingTimestamp"] == "5"
+        for begin in ("latest", 5):
+            assert declared[name] not in options(begin).values()
+            assert options(begin)["failOnDataLoss"] == "false"

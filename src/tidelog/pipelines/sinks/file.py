@@ -1,7 +1,7 @@
 """`file()`: files of lines, JSON or CSV in a directory, as the sink or the source of a pipeline."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext, option_text
@@ -75,10 +75,13 @@ class File:
         return OpenedFiles(self, OpenedDirectory(target, Layout(suffix=".staged", encoding="lines"), self.files))
 
     def load(self, context: SourceContext) -> "DataFrame":
-        if self.tail and context.is_streaming:
-            from tidelog.pipelines.sources.tail import load_tail
+        if self.tail:
+            from tidelog.pipelines.sources.tail import check_begin, load_tail
 
-            return load_tail(self.location, context)
+            if context.is_streaming:
+                return load_tail(self.location, context)
+            check_begin(self.location, context)
+            context = replace(context, begin=None)  # A sample may have any lines.
         from tidelog.pipelines.sources.files import load_files
 
         frame = load_files(context, SPARK_FORMATS[self.format], self.location, self.schema, dict(self.options))

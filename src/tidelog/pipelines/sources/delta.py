@@ -36,11 +36,12 @@ def load_delta(
     location: str, options: Mapping[str, str], begin_version: int | None, context: SourceContext
 ) -> "DataFrame":
     context.spark.dataSource.register(DeltaDataSource)
+    begins_after_version = begin_version is not None and context.begin is None
     source_options = {
         "location": location,
         "storageSecrets": json.dumps(dict(options)),  # Spark hides the values of options with such names
-        "begin": json.dumps(begin_version if begin_version is not None else context.begin),
-        "beginIsVersion": str(begin_version is not None),
+        "begin": json.dumps(begin_version if begins_after_version else context.begin),
+        "beginIsVersion": str(begins_after_version),
     }
     if context.is_streaming:
         return context.spark.readStream.format(DeltaDataSource.name()).options(**source_options).load()

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from tidelog.pipelines.declarations import PipelineError, SourceContext
+from tidelog.pipelines.declarations import PipelineError, SourceContext, refused_begin
 from tidelog.pipelines.failures import first_line
 
 if TYPE_CHECKING:
@@ -25,8 +25,12 @@ def load_files(
     """Return the rows of the files at `path`: a directory, a file or a pattern. `kind` is a name of Spark's formats.
 
     Raises PipelineError if the columns are unknown: without a `schema`, they are inferred from the files that exist.
+    Also raises it if `context.begin` is not the earliest row, because Spark's source reads all files.
     """
     from pyspark.errors import AnalysisException
+
+    if context.begin not in {None, "earliest"}:
+        raise refused_begin(f"{kind} {path}", "a stream begins with the oldest file", context)
 
     if not context.is_streaming:
         reader = context.spark.read.format(kind).options(**options)

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from tidelog.pipelines.declarations import PipelineError, SourceContext, interval_s
+from tidelog.pipelines.declarations import PipelineError, SourceContext, interval_s, refused_begin
 from tidelog.pipelines.sinks.http import Http, Paging, Request
 from tidelog.pipelines.sinks.stores import local_path, sync_directory
 
@@ -39,9 +39,7 @@ def load_http(source: Http, context: SourceContext) -> "DataFrame":
 
     spark = context.spark
     if context.begin not in {None, "earliest"}:
-        raise PipelineError(
-            f"{source.describe()}: a stream begins with the first page of the endpoint: leave out --from"
-        )
+        raise refused_begin(source.describe(), "a stream begins with the first page of the endpoint", context)
     if not context.is_streaming:
         page = Endpoint(source.request, source.paging).page(None, 0)
         rows = page.records if context.rows_max is None else page.records[: context.rows_max]

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from tidelog.pipelines.declarations import PipelineError, SourceContext
+from tidelog.pipelines.declarations import PipelineError, SourceContext, refused_begin
 from tidelog.pipelines.sinks.iceberg import load_catalog
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ snapshot."""
 
 def load_iceberg(name: str, catalog: str | tuple[tuple[str, str], ...], context: SourceContext) -> "DataFrame":
     if isinstance(context.begin, int):
-        raise PipelineError(f"iceberg {name}: a stream can begin with `earliest` or `latest`, but not with a timestamp")
+        accepted = "a stream can begin with `earliest` or `latest`, but not with a timestamp"
+        raise refused_begin(f"iceberg {name}", accepted, context)
     context.spark.dataSource.register(IcebergDataSource)
     options = {
         "table": name,

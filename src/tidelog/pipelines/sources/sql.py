@@ -30,7 +30,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from tidelog.pipelines.declarations import PipelineError, SourceContext, interval_s
+from tidelog.pipelines.declarations import PipelineError, SourceContext, interval_s, refused_begin
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -61,9 +61,8 @@ def load_sql(source: "Sql", context: SourceContext) -> "DataFrame":
             "sql(..., timestamp='changed_at')"
         )
     if isinstance(context.begin, int) and source.timestamp is None:
-        raise PipelineError(
-            f"{source.describe()}: a stream that begins at a timestamp needs sql(..., timestamp=COLUMN)"
-        )
+        accepted = "a stream that begins at a timestamp needs sql(..., timestamp=COLUMN)"
+        raise refused_begin(source.describe(), accepted, context)
     return context.spark.readStream.format(SqlDataSource.name()).options(**options).load()
 
 
