@@ -1,6 +1,7 @@
 """Delta and Parquet with a real Spark: every crash point, concurrent writers, and readers other than Spark."""
 
 import os
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,10 +15,10 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable
 
 from sinks_harness.trials import batch_of, opened, run_to_end, stream_of
-from tidelog.pipelines.declarations import PipelineError
-from tidelog.pipelines.sinks.delta import delta
-from tidelog.pipelines.sinks.file import file
-from tidelog.pipelines.sinks.parquet import parquet
+from tidelog.pipelines import PipelineError, delta, file, http, parquet, pipeline
+from tidelog.pipelines.loading import declared_pipeline
+from tidelog.pipelines.queries import refuse_shared_pages
+from tidelog.pipelines.running import run
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -173,6 +174,30 @@ def test_files_that_are_older_than_others_are_read_too(spark: "SparkSession", tm
     old.rename(tmp_path / "in/old.json")
     run_to_end(stream_of(source, spark), target, tmp_path / "checkpoint")
     assert ids_in_files(tmp_path / "out") == [1, 2]
+
+
+def test_two_readers_of_an_endpoint_would_remove_each_others_pages(spark: "SparkSession", tmp_path: Path) -> None:
+    source = http("http://127.0.0.1:1/events", staging=str(tmp_path / "pages"), schema="id long")
+    another = http("http://127.0.0.1:1/events", staging=str(tmp_path / "others"), schema="id long")
+
+    @pipeline(
+        source={"events": source, "others": another},
+        sink={"a": parquet(str(tmp_path / "a")), "b": parquet(str(tmp_path / "b"))},
+    )
+    def both(events: "DataFrame", others: "DataFrame") -> dict[str, "DataFrame"]:
+        return {"a": events, "b": events.where("id > 1").union(others)}
+
+    with pytest.raises(PipelineError, match="sinks a and b both read http http://127"):
+        run(both, spark=spark, state=tmp_path / "state", timeout_s=60)
+    events, others = stream_of(source, spark), stream_of(another, spark)
+    declared = declared_pipeline(both)
+    refuse_shared_pages(declared, {"a": events, "b": others})
+    refuse_shared_pages(declared, {"a": events.union(others), "b": spark.range(1)})
+    with pytest.raises(PipelineError, match=r"sink a reads http http://127\.0\.0\.1:1/events twice"):
+        refuse_shared_pages(declared, {"a": events.where("id > 1").union(events.where("id < 1")), "b": others})
+    same = replace(declared, sources={"events": source, "others": source})
+    with pytest.raises(PipelineError, match="sinks a and b both read"):
+        refuse_shared_pages(same, {"a": events, "b": stream_of(source, spark)})
 
 
 def test_names_of_columns_are_quoted_as_values_of_csv(spark: "SparkSession", tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ cursor of the next page, before it becomes part of a micro-batch. The position o
 page that was read. When a micro-batch has been committed, the pages before its last one are removed.
 """
 
+import hashlib
 import json
 import os
 import time
@@ -58,9 +59,17 @@ def load_http(source: Http, context: SourceContext) -> "DataFrame":
             "intervalS": str(interval_s(source.interval, source.describe())),
         }
         frame = spark.readStream.format(HttpDataSource.name()).options(**options).load()
+        frame = frame.alias(pages_alias(source.staging))
     if source.schema is None:
         return frame
     return frame.select(functions.from_json("value", source.schema).alias("record")).select("record.*")
+
+
+def pages_alias(staging: str) -> str:
+    """Return the name that the stream of pages from a staging directory has in Spark's plans. It shows which queries
+    read the pages.
+    """
+    return f"pages_{hashlib.sha256(local_path(staging).encode()).hexdigest()[:16]}"
 
 
 @dataclass(frozen=True)
