@@ -2,7 +2,8 @@
 
 An endpoint cannot be asked to repeat an old answer. So each page is stored in the staging directory, together with the
 cursor of the next page, before it becomes part of a micro-batch. The position of a stream is the number of the last
-page that was read. When a micro-batch has been committed, the pages before its last one are removed.
+page that was read. When a micro-batch has been committed, the pages before its last one are removed. A page without
+records is not stored, but its cursor is.
 """
 
 import hashlib
@@ -31,6 +32,8 @@ NO_PAGE: dict[str, Any] = {"cursor": None, "known": 0, "records_before": 0, "rec
 """Used as the stored page before the first one. In a stored page, `cursor` and `known` say where the next page begins:
 the page at `cursor` begins with `known` records that are stored already. `records_before` is the number of records of
 the pages before this one."""
+MOVED_CURSOR = "cursor"
+"""Name of the file with the cursor of the last answer, if that answer had a new cursor and no records."""
 PAGES_MAX = 100
 """Upper bound on the pages of one micro-batch."""
 
@@ -148,25 +151,46 @@ class Staging:
 
     def add(self, number: int, page: dict[str, Any]) -> bool:
         """Store a page. Return False, and change nothing, if another process has stored this page."""
-        temporary = self._directory / f"{uuid.uuid4().hex}.tmp"
+        temporary = self._write(page)
         try:
-            with open(temporary, "x") as stream:
-                json.dump(page, stream)
-                stream.flush()
-                os.fsync(stream.fileno())
-            try:
-                self._path(number).hardlink_to(temporary)
-            except FileExistsError:
-                return False
+            self._path(number).hardlink_to(temporary)
+        except FileExistsError:
+            return False
         finally:
             temporary.unlink()
         sync_directory(self._directory)
         return True
 
+    def moved_cursor(self, number: int) -> Any:
+        """Return the cursor that `move_cursor` stored for this page, which is the newest one; None if there is none."""
+        try:
+            moved = json.loads((self._directory / MOVED_CURSOR).read_text())
+        except FileNotFoundError:
+            return None
+        return moved["cursor"] if moved["page"] == number else None
+
+    def move_cursor(self, number: int, cursor: Any) -> None:
+        """Store where the page after page `number` begins. It replaces the cursor of that page."""
+        self._write({"page": number, "cursor": cursor}).replace(self._directory / MOVED_CURSOR)
+        sync_directory(self._directory)
+
     def remove_before(self, number: int) -> None:
         for path in self._directory.glob("*.json"):
             if int(path.stem) < number:
                 path.unlink(missing_ok=True)
+
+    def _write(self, content: Mapping[str, Any]) -> Path:
+        """Write a new file with a temporary name, and return its path."""
+        temporary = self._directory / f"{uuid.uuid4().hex}.tmp"
+        try:
+            with open(temporary, "x") as stream:
+                json.dump(content, stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        return temporary
 
     def _path(self, number: int) -> Path:
         return self._directory / f"{number:012}.json"
@@ -241,12 +265,20 @@ class HttpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         number = self._staging.last()
         previous = self._staging.load(number) if number else NO_PAGE
         cursor, known = previous["cursor"], previous["known"]
+        moved = self._staging.moved_cursor(number)
+        if moved is not None:
+            cursor, known = moved, 0
         count = previous["records_before"] + len(previous["records"])
         stored = 0
         while stored < pages_max:
             page = self._endpoint.page(cursor, count)
             records = page.records[known:]
             has_new_cursor = page.cursor is not None and page.cursor != cursor
+            if not page.records and has_new_cursor:
+                # Some endpoints give a new cursor with each answer, also if there are no more records. So the next poll
+                # continues here.
+                self._staging.move_cursor(number + stored, page.cursor)
+                break
             if not records and not has_new_cursor:
                 break
             # If answers contain cursors, a page without a new cursor is the last one. The next poll requests it again,
