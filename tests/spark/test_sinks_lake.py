@@ -16,9 +16,11 @@ from deltalake import DeltaTable
 
 from sinks_harness.trials import batch_of, opened, run_to_end, stream_of
 from tidelog.pipelines import PipelineError, delta, file, http, parquet, pipeline
+from tidelog.pipelines.failures import cause_text, is_permanent
 from tidelog.pipelines.loading import declared_pipeline
 from tidelog.pipelines.queries import refuse_shared_pages
 from tidelog.pipelines.running import run
+from tidelog.pipelines.sources.http import Endpoint, Page
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -174,6 +176,61 @@ def test_files_that_are_older_than_others_are_read_too(spark: "SparkSession", tm
     old.rename(tmp_path / "in/old.json")
     run_to_end(stream_of(source, spark), target, tmp_path / "checkpoint")
     assert ids_in_files(tmp_path / "out") == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("format", "lines", "cause"),
+    [
+        ("json", '{"id": 1}\nnot json\n', "Unrecognized token 'not'"),
+        ("json", '{"id": 1}\n{"id": "x"}\n', "Cannot parse the field name 'id' and the value x"),
+        ("csv", "1,a\n2\n", "Malformed CSV record: 2"),
+    ],
+)
+def test_a_malformed_line_of_a_file_stops_the_pipeline(
+    spark: "SparkSession", tmp_path: Path, format: str, lines: str, cause: str
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/lines").write_text(lines)
+    schema = "id long" if format == "json" else "id long, name string"
+
+    def copy_with(options: dict[str, str], state: str) -> None:
+        source = file(str(tmp_path / "in"), format=format, schema=schema, options=options)
+
+        @pipeline(source=source, sink=parquet(str(tmp_path / "out")))
+        def copied(rows: "DataFrame") -> "DataFrame":
+            return rows
+
+        run(copied, spark=spark, state=tmp_path / state, timeout_s=60)
+
+    with pytest.raises(PipelineError, match=f"in/lines: a line is malformed: .*{cause}"):
+        copy_with({}, "strict")
+    copy_with({"mode": "DROPMALFORMED"}, "lenient")
+    assert ids_in_files(tmp_path / "out") == [1]
+
+
+def test_columns_are_not_inferred_from_malformed_lines(spark: "SparkSession", tmp_path: Path) -> None:
+    (tmp_path / "lines").write_text('{"id": 1}\nnot json\n')
+    for load in (batch_of, stream_of):
+        with pytest.raises(PipelineError, match=r"the columns cannot be inferred.*MALFORMED_RECORD_IN_PARSING"):
+            load(file(str(tmp_path / "*"), format="json"), spark)
+
+
+def test_a_record_of_an_endpoint_that_does_not_fit_stops_the_pipeline(
+    spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = http("http://127.0.0.1:1/events", schema="id long")
+    records = ['{"id": 1, "more": 2}', '{"id": null}', "{}"]
+    monkeypatch.setattr(Endpoint, "page", lambda *_: Page(records, None))
+    assert [row["id"] for row in batch_of(source, spark).collect()] == [1, None, None]
+    for wrong, reason in (('{"id": "x"}', "id is not bigint"), ("7", "not exactly one JSON object")):
+        records.append(wrong)
+        with pytest.raises(Exception, match=reason) as raised:
+            batch_of(source, spark).selectExpr("1 as one").collect()
+        assert is_permanent(raised.value)
+        assert cause_text(raised.value).startswith(
+            "pipeline trial: a record of http http://127.0.0.1:1/events cannot be parsed: the value"
+        )
+        records.pop()
 
 
 def test_two_readers_of_an_endpoint_would_remove_each_others_pages(spark: "SparkSession", tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ class Pipeline:
     """Interval of micro-batches, as in `5 seconds`."""
     output_mode: str = "append"
     dead_letters: str | None = None
-    """Topic of the records that cannot be parsed. None: such a record stops the pipeline."""
+    """Topic of the records of topics that cannot be parsed. None: such a record stops the pipeline."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Spark's settings for the session of this pipeline."""
 

@@ -282,6 +282,11 @@ def start_queries(
                 f"pipeline {pipeline.name}: dead letters need checkpoints in a directory that the driver can read, not"
                 f" {run.checkpoints}: use a mounted directory, or leave out dead_letters"
             )
+        if not letter_sources:
+            raise PipelineError(
+                f"pipeline {pipeline.name}: dead_letters is set, but no source supports it: only topic() with a format,"
+                " as in topic('sales', value=json(...)), puts records aside"
+            )
         _refuse_shared_topics(pipeline, letter_sources)
         ensure_topic(run.bootstrap, pipeline.dead_letters, DEAD_LETTER_PARTITIONS, {}, f"pipeline {pipeline.name}", "")
     results = results_of(pipeline, frames)

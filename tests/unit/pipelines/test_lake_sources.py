@@ -19,7 +19,7 @@ from sinks_harness.rows import Rows
 from sinks_harness.trials import opened
 from tidelog.pipelines import delta, file, http, iceberg, parquet, topic
 from tidelog.pipelines.declarations import PipelineError, Source, SourceContext, TemporaryError
-from tidelog.pipelines.failures import is_permanent
+from tidelog.pipelines.failures import cause_text, is_permanent
 from tidelog.pipelines.sinks.iceberg import load_catalog
 from tidelog.pipelines.sinks.stores import DeltaStore, IcebergStore
 from tidelog.pipelines.sources.delta import DeltaDataSource, DeltaLog, DeltaReader, DeltaStreamReader
@@ -357,6 +357,56 @@ def test_a_stream_reads_files_of_any_age_unless_an_option_limits_it(
     spark = MagicMock()
     load_files(SourceContext(spark, "127.0.0.1:1", "trial", is_streaming=True), "parquet", "/data/x", schema, options)
     spark.readStream.format.return_value.options.assert_called_once_with(**options, **age)
+
+
+MALFORMED = """An error occurred while calling o182.getResult.
+: org.apache.spark.SparkException: Exception thrown in awaitResult:
+\tat org.apache.spark.util.SparkThreadUtils$.awaitResult(SparkThreadUtils.scala:56)
+Caused by: org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file \
+file:///data/a%20b.csv.  SQLSTATE: KD001
+\tat org.apache.spark.sql.errors.QueryExecutionErrors$.cannotReadFilesError(QueryExecutionErrors.scala:856)
+Caused by: org.apache.spark.SparkException: [MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] Malformed records are \
+detected in record parsing: [2,null].
+Parse Mode: FAILFAST. To process malformed records as null result, try setting the option 'mode' as 'PERMISSIVE'. \
+ SQLSTATE: 22023
+\t... 26 more
+Caused by: org.apache.spark.SparkRuntimeException: [MALFORMED_CSV_RECORD] Malformed CSV record: 2 SQLSTATE: KD000
+\t... 33 more
+"""
+"""Captured from Spark 4."""
+
+
+def test_a_malformed_line_of_a_file_is_a_permanent_failure_with_its_cause() -> None:
+    error = RuntimeError(MALFORMED)
+    assert is_permanent(error)
+    assert cause_text(error).startswith(
+        "file:///data/a%20b.csv: a line is malformed: [MALFORMED_CSV_RECORD] Malformed CSV record: 2. Correct the file"
+    )
+
+
+@pytest.mark.parametrize("is_streaming", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "schema", "options", "mode"),
+    [
+        ("json", "id long", {}, "FAILFAST"),
+        ("csv", "id long", {"header": "true"}, "FAILFAST"),
+        ("json", None, {}, "FAILFAST"),
+        ("json", "id long", {"MODE": "PERMISSIVE"}, None),
+        ("csv", "id long", {"columnNameOfCorruptRecord": "bad"}, None),
+        ("json", "id long, _corrupt_record string", {}, None),
+        ("text", None, {}, None),
+        ("parquet", None, {}, None),
+    ],
+)
+def test_a_malformed_line_is_an_error_unless_the_declaration_says_otherwise(
+    kind: str, schema: str | None, options: dict[str, str], mode: str | None, is_streaming: bool
+) -> None:
+    spark = MagicMock()
+    load_files(SourceContext(spark, "127.0.0.1:1", "trial", is_streaming), kind, "/data/x", schema, options)
+    for reader in (spark.readStream, spark.read):
+        for call in reader.format.return_value.options.call_args_list:
+            assert call.kwargs.get("mode") == mode
+    assert spark.readStream.format.called == is_streaming
 
 
 class TestBegin:

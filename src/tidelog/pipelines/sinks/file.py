@@ -40,7 +40,8 @@ def file(
     As a source: each file is read once, so it must be complete when it appears in the directory: write it elsewhere and
     rename it. With `tail`, files of lines are read while other programs append to them. The columns are then `value`,
     `path` and `position`, where the line begins in the file, in bytes. `schema` names the columns of JSON and CSV
-    files. Without it, they are inferred from the files that exist when the pipeline starts.
+    files. Without it, they are inferred from the files that exist when the pipeline starts. A line that is malformed or
+    does not fit the schema stops the pipeline, unless `options` contain Spark's option `mode`.
 
     Raises PipelineError if the arguments are not consistent.
     """

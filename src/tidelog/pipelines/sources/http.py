@@ -21,6 +21,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from pyspark_tidelog.formats import json as json_format
 from tidelog.pipelines.declarations import PipelineError, SourceContext, interval_s, refused_begin
 from tidelog.pipelines.sinks.http import Http, Paging, Request
 from tidelog.pipelines.sinks.stores import local_path, sync_directory
@@ -65,7 +66,19 @@ def load_http(source: Http, context: SourceContext) -> "DataFrame":
         frame = frame.alias(pages_alias(source.staging))
     if source.schema is None:
         return frame
-    return frame.select(functions.from_json("value", source.schema).alias("record")).select("record.*")
+    decoded = frame.select(json_format(source.schema).decode(functions.col("value")).alias("decoded"))
+    message = functions.concat(
+        functions.lit(f"pipeline {context.pipeline}: a record of {source.describe()} cannot be parsed: "),
+        functions.col("decoded.error"),
+        functions.lit(
+            ". Leave out schema, and parse the column value in the pipeline's function, to put such records aside"
+        ),
+    )
+    # A filter, because Spark leaves out a column that the pipeline's function does not use.
+    is_parsed = functions.when(
+        functions.col("decoded.error").isNotNull(), functions.raise_error(message).cast("boolean")
+    ).otherwise(functions.lit(True))
+    return decoded.where(is_parsed).select("decoded.record.*")
 
 
 def pages_alias(staging: str) -> str:
