@@ -92,6 +92,35 @@ class TestDelta:
         ]
         assert sorted(streamed, key=lambda row: row["id"]) == sorted(found, key=lambda row: row["id"])
 
+    def test_changed_columns_stop_a_stream_and_the_next_start_reads_them(self, tmp_path: Path) -> None:
+        path = tmp_path / "t"
+        sink = opened(delta(str(path)), None)
+        sink.write(Rows(pa.table({"id": [1]})), 0)
+        reader = self.reader(path)
+        end, _ = read_on(reader, {})
+        sink.write(Rows(pa.table({"id": [2], "extra": [1.5]})), 1)
+        planned = reader.latestOffset(end, None)  # type: ignore[arg-type]
+        sink.write(Rows(pa.table({"id": [3], "extra": [2.5], "more": ["a"]})), 2)
+        with pytest.raises(TemporaryError, match="column extra is new, column more is new") as changed:
+            reader.partitions(end, planned)
+        assert not is_permanent(changed.value)
+        restarted = self.reader(path)
+        found = [
+            row
+            for part in restarted.partitions(end, planned)
+            for batch in restarted.read(part)
+            for row in batch.to_pylist()
+        ]
+        assert found == [{"id": 2, "extra": 1.5, "more": None}]
+        assert read_on(restarted, planned)[1] == [3]
+        later = restarted.latestOffset(planned, None)  # type: ignore[arg-type]
+        write_deltalake(path, pa.table({"id": ["4"]}), mode="overwrite", schema_mode="overwrite")
+        with pytest.raises(
+            TemporaryError,
+            match="column extra is gone, column more is gone, column id is string and was bigint",
+        ):
+            restarted.partitions(planned, later)
+
     def test_changes_that_are_not_appends_are_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "t"
         opened(delta(str(path)), None).write(Rows.numbers(0, 10), 0)
@@ -143,6 +172,8 @@ def test_an_iceberg_stream_reads_what_is_appended(tmp_path: Path) -> None:
     latest, _ = read_on(reader("latest"), {})
     writer.write(Rows.numbers(6, 9), 1)
     writer.write(Rows(Rows.numbers(9, 10).table.append_column("extra", pa.array([1]))), 2)
+    with pytest.raises(TemporaryError, match=r"iceberg lake\.rows: the columns .*: column extra is new\. The"):
+        stream.partitions(end, stream.latestOffset(end, None))  # type: ignore[arg-type]
     assert read_on(reader(), end, reader("latest"))[1] == list(range(6, 10))
     assert read_on(reader("latest"), latest)[1] == list(range(6, 10))
     stored = load_catalog(list(catalog.items()), "test").load_table("lake.rows")

@@ -20,6 +20,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 from pyspark.sql.types import StructType
 
 from tidelog.pipelines.declarations import PipelineError, SourceContext, TemporaryError
+from tidelog.pipelines.sources.columns import check_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,7 +66,7 @@ class DeltaDataSource(DataSource):
         return "tidelog-delta"
 
     def schema(self) -> StructType:
-        return StructType.fromJson(json.loads(DeltaLog(self.options).table().schema().to_json()))
+        return DeltaLog(self.options).columns()
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return DeltaReader(self.options, schema)
@@ -94,6 +95,10 @@ class DeltaLog:
         if "columnMapping" in features and "delta.columnMapping.mode" in table.metadata().configuration:
             raise PipelineError(f"delta {self.location}: the table maps its columns, which this source cannot read")
         return table
+
+    def columns(self) -> StructType:
+        """Return the columns of the newest version of the table."""
+        return StructType.fromJson(json.loads(self.table().schema().to_json()))
 
     def files(self, version: int) -> list[DeltaFile]:
         """Return all files of one version of the table."""
@@ -177,6 +182,7 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from tidelog.pipelines.sinks.arrow_types import arrow_schema
 
         self._log = DeltaLog(options)
+        self._columns = schema
         self._schema = arrow_schema(schema)
         self._begin = json.loads(options["begin"])
         self._begin_is_version = options["beginIsVersion"] == "True"
@@ -201,6 +207,7 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"version": self._limited(start["version"], latest)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        check_columns(f"delta {self._log.location}", self._columns, self._log.columns())
         begin = start["version"] if start else end["begin"]
         if begin == NO_VERSION:
             return list(self._log.files(end["version"]))
