@@ -15,7 +15,7 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable
 
 from sinks_harness.trials import batch_of, opened, run_to_end, stream_of
-from tidelog.pipelines import PipelineError, delta, file, http, parquet, pipeline
+from tidelog.pipelines import PipelineError, delta, file, http, iceberg, parquet, pipeline
 from tidelog.pipelines.failures import cause_text, is_permanent
 from tidelog.pipelines.loading import declared_pipeline
 from tidelog.pipelines.queries import refuse_shared_pages
@@ -127,6 +127,26 @@ def test_delta_as_a_source(spark: "SparkSession", tmp_path: Path) -> None:
     late = delta(str(tmp_path / "t"), begin_version=2)
     run_to_end(stream_of(late, spark), opened(delta(str(tmp_path / "late")), spark), tmp_path / "late-checkpoint")
     assert ids_in_delta(tmp_path / "late") == list(range(20, 25))
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_columns_of_any_type_that_have_not_changed_are_read(spark: "SparkSession", tmp_path: Path, kind: str) -> None:
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}"}
+    table = delta(str(tmp_path / "t")) if kind == "delta" else iceberg("lake.t", catalog=catalog)
+    row = spark.sql(
+        "select 1 as a, 2L as b, cast(3 as double) as c, cast(4 as float) as d, 5.25 as e, 'f' as f, x'00' as g,"
+        " true as h, date'2026-01-01' as i, timestamp'2026-01-01 01:02:03' as j, array(1, null) as l,"
+        " map('k', named_struct('x', 1, 'y', array('z'))) as m, named_struct('x', timestamp'2026-01-01 00:00:00') as n"
+    )
+    writer = opened(table, spark)
+    writer.write(row, 0)
+    if kind == "delta":
+        writer.write(row.selectExpr("*", "cast(j as timestamp_ntz) as k", "7S as o", "8Y as p"), 1)
+    target = delta(str(tmp_path / "copy"))
+    for _ in range(2):
+        run_to_end(stream_of(table, spark), opened(target, spark), tmp_path / "checkpoint")
+        writer.write(row, 2)
+    assert DeltaTable(tmp_path / "copy").to_pyarrow_table().num_rows == (3 if kind == "delta" else 2)
 
 
 class TestParquet:
