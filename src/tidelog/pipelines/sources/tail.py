@@ -110,7 +110,9 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not start and self._begins_with_latest:
             begins = {name: self._end_of_file(name, path) for name, path in files.items()}
         known_hashes: dict[str, str] = start.get(HASHES, {})
-        ends, hashes, read_again = {}, {}, {}
+        ends: dict[str, int] = {}
+        hashes: dict[str, str] = {}
+        read_again: dict[str, int] = {}
         for name, path in files.items():
             begin = begins.get(name, 0)
             known_hash = known_hashes.get(name)
