@@ -8,6 +8,11 @@ RAISED = re.compile(r"(pipeline [^\n]* cannot be parsed: [^\n]*? to put such rec
 """The error that the parser of a source raises, in a worker, for a record that cannot be parsed (see `topics`)."""
 PYTHON_ERROR = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Loss|Batch|Partition|Requested)): (.+)$", re.MULTILINE)
 """The last line of a Python traceback."""
+MALFORMED_LINE = re.compile(
+    r"reading file (?P<file>[^\n]+?)\.\s+SQLSTATE.*?\[MALFORMED_RECORD_IN_PARSING(?P<rest>.*)", re.DOTALL
+)
+"""Spark's error for a file of JSON or CSV with a line that does not fit the schema."""
+CAUSED_BY = re.compile(r"^Caused by: [\w.$]+: (.+?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
 NO_SESSION = "[SESSION_OR_CONTEXT_NOT_EXISTS]"
 NO_SESSION_HINT = (
     "a function that runs in Spark's workers has no Spark session, so StructType.fromDDL and the functions of"
@@ -22,6 +27,13 @@ def cause_text(error: BaseException) -> str:
     text = str(error)
     if raised := RAISED.search(text):
         return raised[1].strip()
+    if malformed := MALFORMED_LINE.search(text):
+        causes = CAUSED_BY.findall(malformed["rest"])
+        detail = f": {causes[-1].strip()}" if causes else ""
+        return (
+            f"{malformed['file']}: a line is malformed{detail}. Correct the file, or let Spark make such lines rows of"
+            ' nulls: file(..., options={"mode": "PERMISSIVE"})'
+        )
     python_errors = PYTHON_ERROR.findall(text)
     if python_errors:
         name, message = python_errors[-1]
@@ -41,4 +53,5 @@ def is_permanent(error: BaseException) -> bool:
     """Return whether another attempt would fail in the same way."""
     if isinstance(error, TemporaryError):
         return False
-    return isinstance(error, PipelineError) or RAISED.search(str(error)) is not None
+    text = str(error)
+    return isinstance(error, PipelineError) or bool(RAISED.search(text) or MALFORMED_LINE.search(text))

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from tidelog.pipelines.declarations import PipelineError
 from tidelog.pipelines.sinks.http import Http, Paging, http, send_rows
-from tidelog.pipelines.sources.http import Endpoint, HttpStreamReader
+from tidelog.pipelines.sources.http import Endpoint, HttpStreamReader, Staging
 
 
 class Server:
@@ -199,6 +199,59 @@ def test_an_endpoint_is_read_once(server: Server, tmp_path: Path, paging: str) -
     assert rows == [12]
     with pytest.raises(PipelineError, match="page 1 is missing"):
         stream.partitions({"page": 0}, last)
+
+
+class TestEmptyPages:
+    """An endpoint whose answers always have a cursor that was not there before, also if they have no records."""
+
+    ANSWERS_MAX = 50
+
+    @pytest.fixture
+    def endless(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+        """Return the cursors of the requests. After ANSWERS_MAX requests, the endpoint fails."""
+        cursors: list[str | None] = []
+
+        def page(after: str | None) -> Any:
+            cursors.append(after)
+            assert len(cursors) < self.ANSWERS_MAX
+            position = int(after or 0)
+            return {"items": [each for each in server.records if each["at"] == position], "next": position + 1}
+
+        monkeypatch.setattr(server, "page", page)
+        return cursors
+
+    def stream(self, server: Server, staging: Path) -> HttpStreamReader:
+        source = http(server.url, records="items", cursor="next", parameter="after", attempts=1, timeout_s=5)
+        return reader(source, staging)
+
+    def test_a_poll_ends_with_an_empty_page_and_the_next_one_continues_after_it(
+        self, server: Server, endless: list[str | None], tmp_path: Path
+    ) -> None:
+        start: dict[str, Any] = {"page": 0}
+        assert read_on(self.stream(server, tmp_path), start) == (start, [])
+        assert endless == [None]
+        once = self.stream(server, tmp_path)
+        once.prepareForTriggerAvailableNow()
+        assert read_on(once, start) == (start, [])
+        assert endless == [None, "1"], "another process continues after the empty page"
+        server.records = [{"id": 7, "at": 2}, {"id": 8, "at": 3}, {"id": 9, "at": 5}]
+        stream = self.stream(server, tmp_path)
+        end, rows = read_on(stream, start)
+        assert (end, rows) == ({"page": 2}, [7, 8])
+        assert endless[2:] == ["2", "3", "4"]
+        stream.commit(end)
+        last, rows = read_on(self.stream(server, tmp_path), end)
+        assert (last, rows) == ({"page": 3}, [9])
+        assert endless[5:] == ["5", "6"]
+
+    def test_a_page_that_was_stored_later_has_the_newer_cursor(
+        self, server: Server, endless: list[str | None], tmp_path: Path
+    ) -> None:
+        read_on(self.stream(server, tmp_path), {"page": 0})
+        page = {"cursor": 30, "known": 0, "records_before": 0, "records": ['{"id": 1}']}
+        assert Staging(tmp_path).add(1, page)
+        read_on(self.stream(server, tmp_path), {"page": 1})
+        assert endless == [None, "30"]
 
 
 def test_a_wrong_answer_is_an_error(server: Server, tmp_path: Path) -> None:

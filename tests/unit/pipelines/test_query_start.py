@@ -2,15 +2,18 @@
 
 import json
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import MagicMock
 
 import pytest
 
-from tidelog.pipelines import queries
+from tidelog.pipelines import file, parquet, pipeline, queries, topic
 from tidelog.pipelines.declarations import Pipeline, PipelineError
-from tidelog.pipelines.queries import RunningQuery
+from tidelog.pipelines.loading import declared_pipeline
+from tidelog.pipelines.queries import RunContext, RunningQuery, start_queries
+from tidelog.pipelines.state import PipelineState
 
 
 class StartingQuery:
@@ -117,3 +120,16 @@ def test_a_query_whose_end_fails_closes_its_sink() -> None:
     with pytest.raises(RuntimeError, match="the JVM has ended"):
         query.stop()
     assert closed == [True]
+
+
+@pytest.mark.parametrize("source", [file("in", format="json", schema="id long"), topic("sales")])
+def test_dead_letters_without_a_source_that_has_them_are_refused(source: Any, tmp_path: Path) -> None:
+    @pipeline(source=source, sink=parquet(str(tmp_path)), dead_letters="dead")
+    def copied(rows: Any) -> Any:
+        return rows
+
+    declared = declared_pipeline(copied)
+    state = PipelineState(tmp_path, declared.name)
+    identity = state.create_identity(None)
+    with pytest.raises(PipelineError, match="pipeline copied: dead_letters is set, but no source supports it"):
+        start_queries(declared, MagicMock(), RunContext("127.0.0.1:1", once=True), state, identity)

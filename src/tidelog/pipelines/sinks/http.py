@@ -57,7 +57,8 @@ def http(
     The query parameter named `parameter` tells the endpoint where the page begins. Its value is the field `cursor` of
     the previous answer, or the field `cursor_field` of the last record, or, without both, the number of records so far.
     Pages are stored in the directory `staging` before they are processed, so that a micro-batch can be repeated.
-    `schema` names the columns of the records; without it, the only column is `value`, the JSON text.
+    `schema` names the columns of the records, and a record that does not fit it stops the pipeline. Without it, the
+    only column is `value`, the JSON text.
 
     Raises PipelineError if the arguments are not consistent.
     """
