@@ -116,6 +116,8 @@ class OpenedDelta:
 
     def write(self, batch: "DataFrame", batch_id: int) -> None:
         """Write one micro-batch with one commit, unless the table contains it already."""
+        from tidelog.pipelines.sinks.delta_schema import check_partition_values
+
         existing = self._load()
         if existing is not None and self._is_written(existing, batch_id):
             return
@@ -123,8 +125,9 @@ class OpenedDelta:
             self._merge(self._sink.keyed.prepare(batch, self._sink.describe()), existing, batch_id)
             return
         rows, table = self._prepared(batch, existing)
-        layout = Layout(partition_by=tuple(table.metadata().partition_columns))
+        layout = Layout(partition_by=tuple(table.metadata().partition_columns), has_statistics=True)
         files = write_files(rows, self._store, layout, self._sink.describe())
+        check_partition_values(files, table, self._sink.describe())
         if files or self._replaces_rows:
             self._commit(batch_id, lambda table, properties: self._add_files(table, files, properties))
 

@@ -7,7 +7,7 @@ commit.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -125,13 +125,22 @@ class OpenedIceberg:
         layout = Layout(directory="data/", partition_by=names, keeps_partition_columns=True)
         files = write_files(batch, store, layout, self._sink.describe())
         if files or self._replaces_rows:
-            self._commit([f"{location}/{file.path}" for file in files], batch_id)
+            unbounded = {name for file in files for name in file.unbounded}
+            if found := sorted(unbounded.intersection(names)):
+                raise self._error(
+                    f"column {found[0]} is in partition_by, and has a text that is not UTF-8, or a date or time outside"
+                    " of the years 1 to 9999, which pyiceberg cannot store as the value of a partition"
+                )
+            self._commit([f"{location}/{file.path}" for file in files], batch_id, unbounded)
 
     def close(self) -> None:
         pass
 
-    def _commit(self, paths: list[str], batch_id: int) -> None:
-        """Add the files, unless another process has written this micro-batch. Repeat if the table has changed."""
+    def _commit(self, paths: list[str], batch_id: int, unbounded: Collection[str]) -> None:
+        """Add the files, unless another process has written this micro-batch. Repeat if the table has changed.
+
+        The table's metadata gets no minimum and maximum of the columns `unbounded`.
+        """
         from pyiceberg.exceptions import CommitFailedException
 
         def attempt() -> None:
@@ -140,6 +149,8 @@ class OpenedIceberg:
                 raise self._error("the table was removed while the query ran")
             if self._is_written(table, batch_id):
                 return
+            for name in unbounded:  # pyiceberg fails on such values. Only the copy of the properties is changed.
+                table.metadata.properties[f"write.metadata.metrics.column.{name}"] = "counts"
             with table.transaction() as transaction:
                 self._change(transaction, paths, batch_id)
 

@@ -31,7 +31,7 @@ STATISTICS_TEXT_MAX = 64
 """Longest minimum or maximum of a text column that the statistics of a file contain, in characters."""
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 """Stands for a null in the name of a directory, as in Hive, Spark and Arrow."""
-RESULT = "path string, size long, rows long, partition array<string>, statistics string"
+RESULT = "path string, size long, rows long, partition array<string>, statistics string, unbounded array<string>"
 
 
 class WrittenFile(NamedTuple):
@@ -43,7 +43,10 @@ class WrittenFile(NamedTuple):
     partition: list[str | None]
     """Values of the partition columns as texts."""
     statistics: str
-    """JSON in Delta's format: numRecords, minValues, maxValues, nullCount. Empty for a file of lines."""
+    """JSON in Delta's format: numRecords, minValues, maxValues, nullCount. Empty unless the layout has statistics."""
+    unbounded: list[str]
+    """Columns that have a text that is not UTF-8, or a date or time that Python does not have, as the minimum or
+    maximum of a row group."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,8 @@ class Layout:
     header: str = ""
     """First line of each file of lines; empty for none."""
     compression: str = "zstd"
+    has_statistics: bool = False
+    """Whether to return statistics of the files (Delta)."""
 
 
 def write_files(batch: "DataFrame", store: Store, layout: Layout, sink: str) -> list[WrittenFile]:
@@ -124,6 +129,7 @@ def write_task(batches: "Iterator[pa.RecordBatch]", store: Store, layout: Layout
             ("rows", pa.int64()),
             ("partition", pa.list_(pa.string())),
             ("statistics", pa.string()),
+            ("unbounded", pa.list_(pa.string())),
         ]
     )
     yield pa.RecordBatch.from_pylist([file._asdict() for file in files], schema)
@@ -162,8 +168,10 @@ class _FileWriter:
             self._parquet.close()
         size = self._stream.tell()
         self._stack.close()
-        statistics = parquet_statistics(self._footers[0]) if self._footers else ""
-        return WrittenFile(self._path, size, self._rows, list(self.partition), statistics)
+        footer = self._footers[0] if self._footers else None
+        unbounded = unbounded_columns(footer) if footer is not None else []
+        statistics = parquet_statistics(footer, unbounded) if footer is not None and self.layout.has_statistics else ""
+        return WrittenFile(self._path, size, self._rows, list(self.partition), statistics, unbounded)
 
     def abandon(self) -> None:
         """Close the file without making it complete. Nothing refers to it."""
@@ -195,7 +203,8 @@ class _FileWriter:
         if self._parquet is not None:
             self._parquet.write_table(rows, row_group_size=max(1, rows.num_rows))
         else:
-            self._stream.write("".join(f"{line}\n" for line in rows.column(0).to_pylist()).encode())
+            # Spark's texts may contain bytes that are not UTF-8. As in Spark's text files, a null is an empty line.
+            self._stream.write(b"".join((line or b"") + b"\n" for line in rows.column(0).cast(pa.binary()).to_pylist()))
         self._rows += rows.num_rows
         self._pending, self._pending_bytes = [], 0
 
@@ -227,13 +236,22 @@ def split(rows: "pa.Table", names: tuple[str, ...]) -> "Iterator[tuple[tuple[str
 
 
 def partition_texts(column: "pa.ChunkedArray") -> "pa.Array":
-    """Return the values of a partition column as texts, in the form that Delta prescribes."""
+    """Return the values of a partition column as texts, in the form that Delta prescribes.
+
+    Bytes that are not UTF-8 are replaced by U+FFFD, as Spark does, because names of directories and the logs of tables
+    cannot contain them.
+    """
     import pyarrow as pa
 
     if pa.types.is_timestamp(column.type):
-        values = [None if value is None else value.strftime("%Y-%m-%d %H:%M:%S.%f") for value in column.to_pylist()]
-        return pa.array(values, pa.string())
-    return column.cast(pa.string()).combine_chunks()
+        column = column.cast(pa.timestamp("us"))
+    texts = column.cast(pa.string()).combine_chunks()
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        values = texts.cast(pa.binary()).to_pylist()
+        return pa.array([None if value is None else value.decode(errors="replace") for value in values], pa.string())
+    return texts
 
 
 def hive_directories(names: tuple[str, ...], values: tuple[str | None, ...]) -> list[str]:
@@ -248,26 +266,48 @@ def escaped(text: str) -> str:
     return re.sub(r"""[\x00-\x1f"#%'*/:=?\\\x7f{}\[\]^]""", lambda found: f"%{ord(found[0]):02X}", text)
 
 
-def parquet_statistics(footer: Any) -> str:
-    """Return the statistics of a Parquet file for the log of a Delta table. Nested columns have none."""
+def parquet_statistics(footer: Any, unbounded: list[str]) -> str:
+    """Return the statistics of a Parquet file for the log of a Delta table.
+
+    Nested columns have none. The columns `unbounded` have no minimum and maximum.
+    """
     minima: dict[str, Any] = {}
     maxima: dict[str, Any] = {}
     nulls: dict[str, int] = {}
-    for index in range(footer.num_columns):
-        name = footer.schema.column(index).path
-        groups = [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)]
-        if footer.schema.column(index).max_repetition_level or footer.schema.column(index).max_definition_level > 1:
-            continue
-        if "." in name or any(group is None or not group.has_null_count for group in groups):
+    for name, groups in flat_statistics(footer):
+        if any(group is None or not group.has_null_count for group in groups):
             continue
         nulls[name] = sum(group.null_count for group in groups)
-        bounded = [group for group in groups if group.has_min_max]
-        if len(bounded) == len(groups) and groups:
-            lowest, highest = min(g.min for g in bounded), max(g.max for g in bounded)
+        if groups and all(group.has_min_max for group in groups) and name not in unbounded:
+            lowest, highest = min(group.min for group in groups), max(group.max for group in groups)
             texts = [_statistic(lowest), _statistic(highest)]
             if None not in texts:
                 minima[name], maxima[name] = texts
     return json.dumps({"numRecords": footer.num_rows, "minValues": minima, "maxValues": maxima, "nullCount": nulls})
+
+
+def unbounded_columns(footer: Any) -> list[str]:
+    """Return the columns, except nested ones, with a minimum or maximum that pyarrow cannot turn into an object."""
+    names = []
+    for name, groups in flat_statistics(footer):
+        try:
+            for group in groups:
+                if group is not None and group.has_min_max:
+                    _ = group.min, group.max
+        except (UnicodeDecodeError, OverflowError):
+            names.append(name)
+    return names
+
+
+def flat_statistics(footer: Any) -> "Iterator[tuple[str, list[Any]]]":
+    """Yield the name and the statistics of all row groups for each column that is not nested."""
+    for index in range(footer.num_columns):
+        column = footer.schema.column(index)
+        if "." not in column.path and not column.max_repetition_level and column.max_definition_level <= 1:
+            yield (
+                column.path,
+                [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)],
+            )
 
 
 def _statistic(value: object) -> object:
