@@ -93,3 +93,15 @@ def test_such_values_in_partition_columns(tmp_path: Path, name: str) -> None:
     catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/c.db", "warehouse": f"file://{tmp_path}"}
     with pytest.raises(PipelineError, match="column v is in partition_by, and has a text that is not UTF-8, or a date"):
         write(iceberg("lake.rows", catalog=catalog, partition_by="v"), values)
+
+
+def test_an_empty_text_in_a_partition_column_is_a_null(tmp_path: Path) -> None:
+    """As in Spark, which refuses to read a directory named `v=`."""
+    values = pa.array(["", None, "a"])
+    write(parquet(str(tmp_path / "p"), partition_by="v"), values)
+    assert sorted(each.name for each in tmp_path.glob("p/v=*")) == ["v=__HIVE_DEFAULT_PARTITION__", "v=a"]
+    rows = ds.dataset(tmp_path / "p", format="parquet", partitioning="hive").to_table().sort_by("id").to_pylist()
+    assert [row["v"] for row in rows] == [None, None, "a"]
+    write(delta(str(tmp_path / "d"), partition_by="v"), values)
+    assert DeltaTable(tmp_path / "d").to_pyarrow_table().sort_by("id").column("v").to_pylist() == [None, None, "a"]
+    assert not (tmp_path / "d" / "v=").exists()

@@ -30,7 +30,7 @@ ROW_GROUP_BYTES = 32 << 20
 STATISTICS_TEXT_MAX = 64
 """Longest minimum or maximum of a text column that the statistics of a file contain, in characters."""
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-"""Stands for a null in the name of a directory, as in Hive, Spark and Arrow."""
+"""Stands for a null or an empty text in the name of a directory, as in Hive, Spark and Arrow."""
 RESULT = "path string, size long, rows long, partition array<string>, statistics string, unbounded array<string>"
 
 
@@ -255,9 +255,12 @@ def partition_texts(column: "pa.ChunkedArray") -> "pa.Array":
 
 
 def hive_directories(names: tuple[str, ...], values: tuple[str | None, ...]) -> list[str]:
-    """Return the names of the directories of a partition, as `country=FR`, with the escapes of Hive and Spark."""
+    """Return the names of the directories of a partition, as `country=FR`, with the escapes of Hive and Spark.
+
+    An empty text becomes NULL_PARTITION, as in Spark: no reader accepts a directory named `country=`.
+    """
     return [
-        f"{escaped(name)}={NULL_PARTITION if value is None else escaped(value)}"
+        f"{escaped(name)}={escaped(value) if value else NULL_PARTITION}"
         for name, value in zip(names, values, strict=True)
     ]
 
