@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext
 from tidelog.pipelines.sinks.extras import load
-from tidelog.pipelines.sinks.keyed_rows import DELETED, KeyedRows, repeated
+from tidelog.pipelines.sinks.keyed_rows import DELETED, KeyedRows, null_in_key, repeated
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -47,7 +47,8 @@ def sql(
     As a sink: the table is created if it does not exist. Rows are appended. With `key`, a row replaces the row with the
     same key. `delete` is a condition in Spark's SQL, or a boolean column, which is not stored: a row for which it is
     true removes the row with its key. `order_by` is a column: among rows of one micro-batch with the same key, the one
-    with the largest value counts. With the output mode `complete`, each micro-batch replaces all rows.
+    with the largest value counts. A null in a column of `key` is an error. With the output mode `complete`, each
+    micro-batch replaces all rows.
 
     As a source of a stream: `incrementing` names a column whose values grow with each new row, or `timestamp` a column
     with the time of the last change of a row. A row is read when its timestamp is older than `delay`. A micro-batch has
@@ -180,6 +181,9 @@ class OpenedSql:
         finds_repeated = self._sink.keyed is not None and self._sink.keyed.order_by is None
         keys: set[tuple[Any, ...]] = set()  # stays empty with `order_by`, with which each key has one row
         for chunk in in_chunks(rows.toLocalIterator(prefetchPartitions=True)):
+            for row in chunk if key else ():
+                if any(row[name] is None for name in key):
+                    raise null_in_key(self._sink.describe(), key, [row[name] for name in key])
             for row in chunk if finds_repeated else ():
                 values = tuple(convert[name](row[name]) for name in key)
                 if values in keys:
