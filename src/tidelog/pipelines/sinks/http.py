@@ -5,6 +5,7 @@ The sink is at least once: an endpoint may have received a request whose answer 
 remembers the keys handles each row once. Each task on the executors sends its own part of the rows.
 """
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -174,7 +175,7 @@ def send_rows(
     batches: "Iterator[pa.RecordBatch]", request: Request, rows_per_request: int, key: str
 ) -> "Iterator[pa.RecordBatch]":
     """Send the rows of one task, which are JSON texts, and yield the number of requests as one row. Request number n
-    has the idempotency key `key`-n.
+    has the idempotency key `key`-n-hash.
     """
     import pyarrow as pa
 
@@ -192,6 +193,11 @@ def send_rows(
 
 
 def post(request: Request, rows: list[str], is_single: bool, key: str) -> None:
-    body = rows[0] if is_single else f"[{','.join(rows)}]"
-    headers = {"Content-Type": "application/json", IDEMPOTENCY_KEY: key}
-    request.send(request.url, request.method, body.encode(), headers)
+    """Send one request. Its idempotency key is `key` and a hash of the body.
+
+    If the pipeline was changed before a micro-batch is repeated, the requests have other bodies. Without the hash, an
+    endpoint that remembers keys would ignore their rows.
+    """
+    body = (rows[0] if is_single else f"[{','.join(rows)}]").encode()
+    headers = {"Content-Type": "application/json", IDEMPOTENCY_KEY: f"{key}-{hashlib.sha256(body).hexdigest()[:16]}"}
+    request.send(request.url, request.method, body, headers)
