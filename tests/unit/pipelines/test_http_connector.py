@@ -15,7 +15,7 @@ pytest.importorskip("pyspark", reason="needs tidelog[spark]")
 
 import pyarrow as pa
 
-from tidelog.pipelines.declarations import PipelineError
+from tidelog.pipelines.declarations import PipelineError, TemporaryError
 from tidelog.pipelines.sinks.http import Http, Paging, http, send_rows
 from tidelog.pipelines.sources.http import Endpoint, HttpStreamReader
 
@@ -145,10 +145,11 @@ def test_errors_name_the_endpoint_and_no_secret(server: Server) -> None:
     server.statuses = [400]
     with pytest.raises(
         PipelineError, match=r"http://127\.0\.0\.1:\d+/things: POST failed after 1 attempts: status 400"
-    ):
+    ) as refused:
         list(send_rows(iter(texts(1)), http(server.url).request, 1, "k"))
+    assert not isinstance(refused.value, TemporaryError)
     server.statuses = [500] * 2
-    with pytest.raises(PipelineError, match="after 2 attempts: status 500") as raised:
+    with pytest.raises(TemporaryError, match="after 2 attempts: status 500") as raised:
         list(send_rows(iter(texts(1)), http(server.url, attempts=2).request, 1, "k"))
     assert "hunter2" not in str(raised.value)
     sink = http(server.url, headers={"Authorization": "hunter2"})

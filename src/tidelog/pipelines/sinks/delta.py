@@ -14,6 +14,7 @@ from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, S
 from tidelog.pipelines.sinks.commits import commit
 from tidelog.pipelines.sinks.extras import load
 from tidelog.pipelines.sinks.keyed_rows import KeyedRows
+from tidelog.pipelines.sinks.outages import failure
 from tidelog.pipelines.sinks.stores import DeltaStore, LocalStore, Store, is_url, local_path
 from tidelog.pipelines.sinks.written_files import Layout, WrittenFile, check_partition_columns, write_files
 from tidelog.runtime.clock import SystemClock
@@ -200,7 +201,7 @@ class OpenedDelta:
         except TableNotFoundError:
             self._table = None
         except (DeltaError, OSError) as error:
-            raise self._error(f"the table cannot be read: {error}") from error
+            raise failure(f"{self._sink.describe()}: the table cannot be read", error) from error
         return self._table
 
     def _prepared(self, rows: "DataFrame", table: "DeltaTable | None") -> "tuple[DataFrame, DeltaTable]":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from pyspark_tidelog.http_requests import Limits, RequestFailed, send
-from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext
+from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext, TemporaryError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,7 +91,7 @@ class Request:
     def send(self, url: str, method: str, body: bytes | None, headers: Mapping[str, str]) -> bytes:
         """Send one request, repeat it after failures that may be temporary, and return the answer.
 
-        Raises PipelineError with the last failure.
+        Raises PipelineError with the last failure; TemporaryError if a later attempt may succeed.
         """
         limits = Limits(self.attempts, self.timeout_s, ANSWER_BYTES_MAX, FIRST_PAUSE_S, BACKOFF_MAX_S)
         all_headers = dict(self.headers) | dict(headers)
@@ -99,9 +99,8 @@ class Request:
         try:
             return send(url, limits, method=method, body=body, headers=all_headers, also_repeated=repeated)
         except RequestFailed as error:
-            raise PipelineError(
-                f"http {self.shown_url}: {method} failed after {error.attempts} attempts: {error}"
-            ) from None
+            kind = TemporaryError if error.may_be_temporary else PipelineError
+            raise kind(f"http {self.shown_url}: {method} failed after {error.attempts} attempts: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext
 from tidelog.pipelines.sinks.commits import commit
 from tidelog.pipelines.sinks.extras import load
+from tidelog.pipelines.sinks.outages import failure
 from tidelog.pipelines.sinks.stores import IcebergStore
 from tidelog.pipelines.sinks.written_files import Layout, check_partition_columns, write_files
 
@@ -88,8 +89,8 @@ class Iceberg:
 def load_catalog(catalog: str | Sequence[Sequence[str]], user: str) -> "Catalog":
     """Return the catalog. `user` is the sink or source that uses it.
 
-    Raises PipelineError, which names `user`, if the catalog cannot be loaded. The message does not list the properties,
-    but contains the error of the catalog's library, which may name an address.
+    Raises PipelineError, which names `user`, if the catalog cannot be loaded; TemporaryError if it does not answer. The
+    message does not list the properties, but contains the error of the catalog's library, which may name an address.
     """
     from pyiceberg.catalog import load_catalog as load_by_name
 
@@ -100,7 +101,7 @@ def load_catalog(catalog: str | Sequence[Sequence[str]], user: str) -> "Catalog"
         return load_by_name(properties.pop("name", "default"), **properties)
     except Exception as error:  # each kind of catalog has errors of its own
         named = f"the catalog {catalog}" if isinstance(catalog, str) else "the catalog"
-        raise PipelineError(f"{user}: {named} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise failure(f"{user}: {named} cannot be loaded: {type(error).__name__}", error) from error
 
 
 class OpenedIceberg:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext
+from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext, TemporaryError
 from tidelog.pipelines.sinks.extras import load
 from tidelog.pipelines.sinks.keyed_rows import DELETED, KeyedRows, null_in_key, repeated
+from tidelog.pipelines.sinks.outages import is_outage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -254,7 +255,7 @@ class OpenedSql:
 
 @dataclass(frozen=True)
 class _DatabaseErrors:
-    """A context that turns errors of the database into PipelineError.
+    """A context that turns errors of the database into PipelineError, and outages into TemporaryError.
 
     The message is the database's own. It does not contain the statement and its parameters, but the database may name
     the value that it refuses.
@@ -270,7 +271,8 @@ class _DatabaseErrors:
         from sqlalchemy.exc import SQLAlchemyError
 
         if isinstance(error, SQLAlchemyError):
-            raise PipelineError(f"{self.place}: {error_text(error)}") from error
+            kind = TemporaryError if is_outage(error) else PipelineError
+            raise kind(f"{self.place}: {error_text(error)}") from error
 
 
 def error_text(error: "SQLAlchemyError") -> str:
