@@ -1,5 +1,6 @@
 """Delta and Parquet with a real Spark: every crash point, concurrent writers, and readers other than Spark."""
 
+import os
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -164,8 +165,22 @@ class TestParquet:
             stream_of(parquet(str(tmp_path / "none")), spark)
         with pytest.raises(PipelineError, match="the output mode update needs delta"):
             opened(target, spark, "update")
-        with pytest.raises(PipelineError, match="an object store cannot rename files"):
-            opened(parquet("s3://bucket/files"), spark)
+        with pytest.raises(PipelineError, match="this sink writes object stores with s3"):
+            opened(parquet("hdfs://host/files"), spark)
+
+
+def test_files_that_are_older_than_others_are_read_too(spark: "SparkSession", tmp_path: Path) -> None:
+    source = file(str(tmp_path / "in"), format="json", schema="id long")
+    target = opened(parquet(str(tmp_path / "out")), spark)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/new.json").write_text('{"id": 1}\n')
+    run_to_end(stream_of(source, spark), target, tmp_path / "checkpoint")
+    old = tmp_path / "old.json"
+    old.write_text('{"id": 2}\n')
+    os.utime(old, (1e9, 1e9))  # in the year 2001
+    old.rename(tmp_path / "in/old.json")
+    run_to_end(stream_of(source, spark), target, tmp_path / "checkpoint")
+    assert ids_in_files(tmp_path / "out") == [1, 2]
 
 
 def test_names_of_columns_are_quoted_as_values_of_csv(spark: "SparkSession", tmp_path: Path) -> None:

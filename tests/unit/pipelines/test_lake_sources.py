@@ -19,8 +19,10 @@ from sinks_harness.rows import Rows
 from sinks_harness.trials import opened
 from tidelog.pipelines.declarations import PipelineError, SourceContext, TemporaryError
 from tidelog.pipelines.failures import is_permanent
+from tidelog.pipelines.sinks.bucket import BucketTarget
 from tidelog.pipelines.sinks.delta import delta
 from tidelog.pipelines.sinks.iceberg import iceberg, load_catalog
+from tidelog.pipelines.sinks.object_stores import Objects
 from tidelog.pipelines.sinks.stores import DeltaStore, IcebergStore
 from tidelog.pipelines.sources.delta import DeltaDataSource, DeltaLog, DeltaReader, DeltaStreamReader
 from tidelog.pipelines.sources.files import load_files
@@ -191,8 +193,70 @@ def test_lines_are_read_while_files_grow(tmp_path: Path) -> None:
     following, rows = lines(stream, end)
     assert rows == ["7"]
     log.unlink()
-    with pytest.raises(PipelineError, match="was removed, truncated or renamed"):
+    with pytest.raises(PipelineError, match="was removed, truncated, replaced or renamed"):
         stream.partitions(end, following)
+
+
+class TestReplacedFiles:
+    """A file system may give the inode of a removed file to a new file. Here, a file is written anew in place, which
+    has the same effect: other content with the same device and inode.
+    """
+
+    def reader(self, log: Path) -> TailReader:
+        return TailReader({"pattern": f"{log}*", "begin": "earliest"})
+
+    def lines(self, stream: TailReader, start: dict[str, Any], end: dict[str, Any]) -> list[str]:
+        return [row[0] for part in stream.partitions(start, end) for row in stream.read(part)]
+
+    @pytest.mark.parametrize("new", ["2a\n2b\n", "3a\n", "2a\n2b\n2c\n"], ids=["as long", "shorter", "longer"])
+    @pytest.mark.parametrize("header", [0, 5000])
+    @pytest.mark.parametrize("once", [False, True])
+    def test_a_new_file_with_a_known_inode_is_read_from_its_beginning(
+        self, tmp_path: Path, new: str, header: int, once: bool
+    ) -> None:
+        log, first_line = tmp_path / "app.log", f"{'-' * header}\n" if header else ""
+        log.write_text(first_line + "1a\n1b\n")
+        stream = self.reader(log)
+        end = stream.latestOffset({}, None)  # type: ignore[arg-type]
+        inode = log.stat().st_ino
+        log.write_text(first_line + new)
+        assert log.stat().st_ino == inode
+        if once:
+            stream.prepareForTriggerAvailableNow()
+        following = json.loads(json.dumps(stream.latestOffset(end, None)))  # type: ignore[arg-type]
+        assert self.lines(stream, end, following) == (first_line + new).splitlines()
+        assert self.lines(self.reader(log), end, following) == (first_line + new).splitlines(), "repeated"
+        assert stream.latestOffset(following, None) == following  # type: ignore[arg-type]
+        with log.open("a") as file:
+            file.write("next\n")
+        stream = self.reader(log)
+        assert self.lines(stream, following, stream.latestOffset(following, None)) == ["next"]  # type: ignore[arg-type]
+
+    def test_a_micro_batch_is_not_repeated_with_the_lines_of_another_file(self, tmp_path: Path) -> None:
+        log = tmp_path / "app.log"
+        log.write_text("1a\n1b\n")
+        stream = self.reader(log)
+        end = stream.latestOffset({}, None)  # type: ignore[arg-type]
+        [planned] = stream.partitions({}, end)
+        log.write_text("2a\n2b\n2c\n")
+        with pytest.raises(PipelineError, match="was removed, truncated, replaced or renamed"):
+            stream.partitions({}, end)
+        with pytest.raises(PipelineError, match="they were replaced by others after it was planned"):
+            next(stream.read(planned))
+
+    def test_offsets_without_hashes_are_continued(self, tmp_path: Path) -> None:
+        log = tmp_path / "app.log"
+        log.write_text("1a\n1b\n")
+        stream = self.reader(log)
+        end = stream.latestOffset({}, None)  # type: ignore[arg-type]
+        del end["hashes"]
+        assert stream.latestOffset(end, None) == end  # type: ignore[arg-type]
+        with log.open("a") as file:
+            file.write("1c\n")
+        following = stream.latestOffset(end, None)  # type: ignore[arg-type]
+        assert self.lines(stream, end, following) == ["1c"]
+        del following["hashes"]
+        assert self.lines(stream, end, following) == ["1c"]
 
 
 def test_a_file_that_changes_after_the_plan_is_not_read_as_another_one(tmp_path: Path) -> None:
@@ -267,7 +331,9 @@ def test_a_query_with_available_now_that_begins_with_latest_reads_nothing_of_a_g
 
 def test_a_store_does_not_show_its_options() -> None:
     secrets = (("secret_key", "hunter2"),)
-    assert "hunter2" not in repr([DeltaStore("s3://bucket/t", secrets), IcebergStore("s3://bucket/t", secrets)])
+    url = "s3://bucket/t"
+    stores = [DeltaStore(url, secrets, ""), IcebergStore(url, secrets, ""), Objects(url, secrets, "")]
+    assert "hunter2" not in repr([*stores, BucketTarget(url, "query", ".parquet", "", secrets)])
 
 
 @pytest.mark.parametrize(
@@ -285,3 +351,13 @@ def test_only_missing_files_are_reported_as_no_files(condition: str, message: st
     context = SourceContext(spark, "127.0.0.1:1", "trial", is_streaming=True)
     with pytest.raises(PipelineError, match=message):
         load_files(context, "json", "/data/x", None, {})
+
+
+@pytest.mark.parametrize(("options", "age"), [({}, {"maxFileAge": "365000d"}), ({"MAXFILEAGE": "1d"}, {})])
+@pytest.mark.parametrize("schema", [None, "id long"])
+def test_a_stream_reads_files_of_any_age_unless_an_option_limits_it(
+    options: dict[str, str], age: dict[str, str], schema: str | None
+) -> None:
+    spark = MagicMock()
+    load_files(SourceContext(spark, "127.0.0.1:1", "trial", is_streaming=True), "parquet", "/data/x", schema, options)
+    spark.readStream.format.return_value.options.assert_called_once_with(**options, **age)

@@ -11,10 +11,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext
+from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext, TemporaryError
 from tidelog.pipelines.sinks.commits import commit
 from tidelog.pipelines.sinks.extras import load
-from tidelog.pipelines.sinks.outages import failure
+from tidelog.pipelines.sinks.object_errors import one_line, store_errors, without_secrets
+from tidelog.pipelines.sinks.outages import is_outage
 from tidelog.pipelines.sinks.stores import IcebergStore
 from tidelog.pipelines.sinks.written_files import Layout, check_partition_columns, write_files
 
@@ -101,7 +102,14 @@ def load_catalog(catalog: str | Sequence[Sequence[str]], user: str) -> "Catalog"
         return load_by_name(properties.pop("name", "default"), **properties)
     except Exception as error:  # each kind of catalog has errors of its own
         named = f"the catalog {catalog}" if isinstance(catalog, str) else "the catalog"
-        raise failure(f"{user}: {named} cannot be loaded: {type(error).__name__}", error) from error
+        text = f"{type(error).__name__}: {without_secrets(one_line(str(error)), secrets_of(catalog))}"
+        kind = TemporaryError if is_outage(error) else PipelineError
+        raise kind(f"{user}: {named} cannot be loaded: {text}") from error
+
+
+def secrets_of(catalog: str | Sequence[Sequence[str]]) -> tuple[tuple[str, str], ...]:
+    """Return the properties of a catalog that is not only named."""
+    return () if isinstance(catalog, str) else tuple((str(pair[0]), str(pair[1])) for pair in catalog)
 
 
 class OpenedIceberg:
@@ -113,16 +121,24 @@ class OpenedIceberg:
         self._property = f"{BATCH_PROPERTY}.{hashlib.sha256(query.encode()).hexdigest()[:16]}"
         self._replaces_rows = replaces_rows
         self._catalog = load_catalog(sink.catalog, sink.describe())
+        self._warehouse = str(self._catalog.properties.get("warehouse", ""))
 
     def write(self, batch: "DataFrame", batch_id: int) -> None:
         """Write one micro-batch with one commit, unless the table contains it already."""
+        with store_errors(self._sink.describe(), self._warehouse, secrets_of(self._sink.catalog), (OSError,)):
+            self._write(batch, batch_id)
+
+    def close(self) -> None:
+        pass
+
+    def _write(self, batch: "DataFrame", batch_id: int) -> None:
         table = self._load()
         if table is not None and self._is_written(table, batch_id):
             return
         table = self._prepared(batch, table)
         names = partition_columns(table, self._sink.describe())
         location = table.location().rstrip("/")
-        store = IcebergStore(location, tuple(table.io.properties.items()))
+        store = IcebergStore(location, tuple(table.io.properties.items()), self._sink.describe())
         layout = Layout(directory="data/", partition_by=names, keeps_partition_columns=True)
         files = write_files(batch, store, layout, self._sink.describe())
         if files or self._replaces_rows:
@@ -133,9 +149,6 @@ class OpenedIceberg:
                     " of the years 1 to 9999, which pyiceberg cannot store as the value of a partition"
                 )
             self._commit([f"{location}/{file.path}" for file in files], batch_id, unbounded)
-
-    def close(self) -> None:
-        pass
 
     def _commit(self, paths: list[str], batch_id: int, unbounded: Collection[str]) -> None:
         """Add the files, unless another process has written this micro-batch. Repeat if the table has changed.

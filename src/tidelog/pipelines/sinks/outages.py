@@ -1,9 +1,6 @@
-"""Tells outages of databases, catalogs and object stores from errors that another attempt would repeat."""
+"""Tells outages of databases and catalogs from errors that another attempt would repeat."""
 
-import re
 from typing import Any
-
-from tidelog.pipelines.declarations import PipelineError, TemporaryError
 
 POSTGRESQL_CLASSES = ("08", "40", "53", "57", "58")
 """Beginnings of the SQLSTATEs of connections, aborted transactions, missing resources, shutdowns and system errors."""
@@ -12,16 +9,6 @@ MYSQL_CODES = frozenset({1021, 1040, 1053, 1114, 1203, 1205, 1213, 1927, 2002, 2
 SQLITE_TEXTS = ("database is locked", "database table is locked", "database or disk is full", "disk I/O error")
 STATUS_ERRORS = ("ServerError", "ServiceUnavailableError")
 """Names of pyiceberg's errors for an answer of a catalog that says that the catalog cannot work now."""
-COLORS = re.compile(r"\x1b\[[0-9;]*m")
-
-
-def failure(place: str, error: BaseException) -> PipelineError:
-    """Return the error of a sink for `error`, as one line. `place` is the sink, and what it tried.
-
-    It is a TemporaryError if another attempt may succeed.
-    """
-    kind = TemporaryError if is_outage(error) else PipelineError
-    return kind(f"{place}: {' '.join(COLORS.sub('', str(error)).split())}")
 
 
 def is_outage(error: BaseException) -> bool:
@@ -31,10 +18,8 @@ def is_outage(error: BaseException) -> bool:
         return bool(getattr(error, "connection_invalidated", False)) or is_outage_of_database(original)
     if type(error).__name__ in STATUS_ERRORS or isinstance(error, ConnectionError | TimeoutError):
         return True
-    if type(error).__module__.startswith("requests."):
-        return type(error).__name__ in {"ConnectionError", "ConnectTimeout", "ReadTimeout", "Timeout"}
-    # deltalake: an object store did not answer, or answered with a status from 500 on.
-    return isinstance(error, OSError) and "Generic" in str(error)
+    is_request = type(error).__module__.startswith("requests.")
+    return is_request and type(error).__name__ in {"ConnectionError", "ConnectTimeout", "ReadTimeout", "Timeout"}
 
 
 def is_outage_of_database(original: Any) -> bool:

@@ -1,23 +1,27 @@
 """Reads lines of files while other programs append to them, as `tail -F` does.
 
 The position of a stream is a number of bytes for each file. A file is identified by its device and inode, so it may be
-renamed (`app.log` to `app.log.1`) if the pattern also matches its new name. Only whole lines are read. A file that is
-shorter than its position was truncated, and is read from its beginning.
+renamed (`app.log` to `app.log.1`) if the pattern also matches its new name. Only whole lines are read.
+
+A file system gives the inode of a removed file to a new file. Therefore the stream also stores a hash of bytes before
+the position. If they have changed, the file is another one or was truncated, and it is read from its beginning.
 """
 
 import glob
+import hashlib
 import os
 import stat
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from tidelog.pipelines.declarations import PipelineError, SourceContext
+from tidelog.pipelines.declarations import PipelineError, SourceContext, TemporaryError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -25,11 +29,17 @@ if TYPE_CHECKING:
 BYTES_MAX = 64 << 20
 """Upper bound on the bytes of one file that a micro-batch reads, and therefore also on the length of a line."""
 SCHEMA = StructType().add("value", "string").add("path", "string").add("position", "long")
+HASHED_BYTES = 1024
+"""Upper bound on the bytes at the beginning of a file, and on those just before a position in it, that are hashed."""
 BEGINNINGS = "begun"
-"""Key in an offset of the stream: where the first micro-batch begins in each file. A file without an entry is read from
-its beginning."""
+"""Key in an offset of the stream: where the micro-batch begins in files in which it does not begin at the end of the
+previous one. The first micro-batch has an entry for each file that it does not read from its beginning. A later one has
+an entry for each file that was replaced or truncated."""
 ENDS = "ends"
 """Key in an offset of the stream: where the micro-batch ends in each file."""
+HASHES = "hashes"
+"""Key in an offset of the stream: the result of `hash_before` for the end in each file. Offsets that were stored by an
+early version have no hashes."""
 
 
 def load_tail(pattern: str, context: SourceContext) -> "DataFrame":
@@ -50,6 +60,8 @@ class LineRange(InputPartition):
     begin: int
     end: int
     """Exclusive, in bytes."""
+    end_hash: str | None
+    """The result of `hash_before` for `end`; None if it is unknown."""
 
 
 class TailDataSource(DataSource):
@@ -80,50 +92,68 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        sizes = {name: size_of(name, path) for name, path in self._files().items()}
-        self._sizes = {name: size for name, size in sizes.items() if size is not None}
+        self._sizes = {}
+        for name, path in self._files().items():
+            with opened(name, path) as stream:
+                if stream is not None:
+                    self._sizes[name] = size_of(stream)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         files = self._files()
         begins: dict[str, int] = dict(start.get(ENDS, {}))
         if not start and self._begins_with_latest:
-            for name, path in files.items():
-                end = path.stat().st_size if self._sizes is None else self._sizes.get(name, 0)
-                begins[name] = end_of_lines(path, 0, end, bounded=False)
-        ends = {}
+            begins = {name: self._end_of_file(name, path) for name, path in files.items()}
+        known_hashes: dict[str, str] = start.get(HASHES, {})
+        ends: dict[str, int] = {}
+        hashes: dict[str, str] = {}
+        read_again: dict[str, int] = {}
         for name, path in files.items():
-            size = size_of(name, path)
-            if size is None:  # renamed a moment ago: the next call finds its new name
-                ends[name] = begins.get(name, 0)
-                continue
             begin = begins.get(name, 0)
-            if self._sizes is not None:
-                # Nothing is read of a file that appeared after the query had begun.
-                size = min(size, self._sizes.get(name, begin))
-            if size < begin:  # truncated
-                begin = 0
-            ends[name] = end_of_lines(path, begin, size)
+            known_hash = known_hashes.get(name)
+            with opened(name, path) as stream:
+                if stream is None:  # renamed a moment ago: the next call finds its new name
+                    ends[name] = begin
+                    hashes |= {} if known_hash is None else {name: known_hash}
+                    continue
+                size = size_of(stream)
+                is_another_file = known_hash is not None and hash_before(stream, begin) != known_hash
+                if size < begin or is_another_file:
+                    begin = 0
+                if self._sizes is not None:
+                    # Nothing is read of a file that appeared after the query had begun.
+                    size = min(size, self._sizes.get(name, begin))
+                if size < begin:  # truncated before the query began, and longer now
+                    begin = 0
+                if begin < begins.get(name, 0):
+                    read_again[name] = begin
+                ends[name] = end_of_lines(stream, path, begin, size)
+                if (end_hash := hash_before(stream, ends[name])) is not None:
+                    hashes[name] = end_hash
         if not start:
-            return {BEGINNINGS: begins, ENDS: ends}
+            return {BEGINNINGS: begins, ENDS: ends, HASHES: hashes}
         # The position in a file that no longer exists is forgotten: its inode may belong to another file later.
-        return start if ends == start[ENDS] else {ENDS: ends}
+        if ends == start[ENDS] and not read_again:
+            return start
+        return {ENDS: ends, HASHES: hashes} | ({BEGINNINGS: read_again} if read_again else {})
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        if start == end:
+            return []
         files = self._files()
-        begins = start[ENDS] if start else end[BEGINNINGS]
+        begins = start.get(ENDS, {}) | end.get(BEGINNINGS, {})
         ranges: list[InputPartition] = []
         for name, last in end[ENDS].items():
             begin = begins.get(name, 0)
             begin = 0 if last < begin else begin
             if begin == last:
                 continue
-            size = size_of(name, files[name]) if name in files else None
-            if size is None or size < last:
+            end_hash = end.get(HASHES, {}).get(name)
+            if name not in files or not has_lines_until(name, files[name], last, end_hash):
                 raise PipelineError(
                     f"file {self._pattern}: a file whose lines up to byte {last} belong to this micro-batch was "
-                    "removed, truncated or renamed to a name that the pattern does not match"
+                    "removed, truncated, replaced or renamed to a name that the pattern does not match"
                 )
-            ranges.append(LineRange(str(files[name]), int(name.rpartition("-")[2]), begin, last))
+            ranges.append(LineRange(str(files[name]), int(name.rpartition("-")[2]), begin, last, end_hash))
         return ranges
 
     def read(self, partition: InputPartition) -> Iterator[tuple[str, str, int]]:
@@ -136,6 +166,12 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"file {partition.path}: it was renamed after this micro-batch was planned. The next attempt finds "
                     "it under its new name, if the pattern matches that name"
                 )
+            # The hash is None if the file is shorter now. Then the lines that remain are still those of the plan.
+            if partition.end_hash is not None and hash_before(stream, partition.end) not in (None, partition.end_hash):
+                raise PipelineError(
+                    f"file {partition.path}: its lines up to byte {partition.end} belong to this micro-batch, and they "
+                    "were replaced by others after it was planned"
+                )
             stream.seek(position)
             while position < partition.end:
                 line = stream.readline()
@@ -146,6 +182,14 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     )
                 yield line.rstrip(b"\r\n").decode("utf-8", "replace"), partition.path, position
                 position += len(line)
+
+    def _end_of_file(self, name: str, path: Path) -> int:
+        """Return the position after the last whole line that the file has now, or had when the query began."""
+        with opened(name, path) as stream:
+            if stream is None:
+                raise TemporaryError(f"file {path}: it was renamed while the stream looked for its end")
+            end = size_of(stream) if self._sizes is None else self._sizes.get(name, 0)
+            return end_of_lines(stream, path, 0, end, bounded=False)
 
     def _files(self) -> dict[str, Path]:
         """Return the files that match, by device and inode, in the order of their names."""
@@ -167,31 +211,61 @@ def name_of(found: os.stat_result) -> str:
     return f"{found.st_dev}-{found.st_ino}"
 
 
-def size_of(name: str, path: Path) -> int | None:
-    """Return the size of a file in bytes; None if its path has no file any more, or another one."""
+@contextmanager
+def opened(name: str, path: Path) -> Iterator[BinaryIO | None]:
+    """Open a file for reading. The value is None if its path has no file any more, or another one than `name`."""
     try:
-        found = path.stat()
+        stream = open(path, "rb")  # noqa: SIM115  # closed below
     except FileNotFoundError:
+        yield None
+        return
+    with stream:
+        yield stream if name_of(os.fstat(stream.fileno())) == name else None
+
+
+def size_of(stream: BinaryIO) -> int:
+    """Return the size of an open file in bytes."""
+    return os.fstat(stream.fileno()).st_size
+
+
+def hash_before(stream: BinaryIO, position: int) -> str | None:
+    """Return a hash of the first bytes of a file and of those just before `position`, up to HASHED_BYTES of each. None
+    if the file is shorter than `position`.
+
+    The first bytes alone would not distinguish files that begin with the same long header.
+    """
+    if size_of(stream) < position:
         return None
-    return found.st_size if name_of(found) == name else None
+    length = min(position, HASHED_BYTES)
+    stream.seek(0)
+    content = stream.read(length)
+    stream.seek(position - length)
+    return hashlib.sha256(content + stream.read(length)).hexdigest()[:16]
 
 
-def end_of_lines(path: Path, begin: int, size: int, *, bounded: bool = True) -> int:
+def has_lines_until(name: str, path: Path, end: int, end_hash: str | None) -> bool:
+    """Return whether the file still has the lines up to `end` that the hash was made of. A hash of None is unknown."""
+    with opened(name, path) as stream:
+        if stream is None or size_of(stream) < end:
+            return False
+        return end_hash is None or hash_before(stream, end) == end_hash
+
+
+def end_of_lines(stream: BinaryIO, path: Path, begin: int, size: int, *, bounded: bool = True) -> int:
     """Return the position after the last whole line between `begin` and `size`.
 
-    `bounded`: at most BYTES_MAX after `begin`; raises PipelineError if a line is longer.
+    `bounded`: at most BYTES_MAX after `begin`; raises PipelineError if a line is longer. `path` is for its message.
     """
     end = min(size, begin + BYTES_MAX) if bounded else size
     step = 1 << 20
-    with open(path, "rb") as stream:
-        position = end
-        while position > begin:
-            first = max(begin, position - step)
-            stream.seek(first)
-            found = stream.read(position - first).rfind(b"\n")
-            if found >= 0:
-                return first + found + 1
-            position = first
+    position = end
+    while position > begin:
+        first = max(begin, position - step)
+        stream.seek(first)
+        found = stream.read(position - first).rfind(b"\n")
+        if found >= 0:
+            return first + found + 1
+        position = first
     if bounded and end - begin >= BYTES_MAX:
         raise PipelineError(f"file {path}: the line at byte {begin} is longer than {BYTES_MAX} bytes")
     return begin
