@@ -87,12 +87,14 @@ def test_such_values_in_partition_columns(tmp_path: Path, name: str) -> None:
     if name.startswith("late"):
         with pytest.raises(PipelineError, match="column v is in partition_by and has the value 10183-09-21"):
             write(sink, values)
+        assert not list(tmp_path.glob("d/**/*.parquet")), "nothing refers to the files"
     else:
         write(sink, values)
         assert len(DeltaTable(tmp_path / "d").file_uris()) == 3
     catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/c.db", "warehouse": f"file://{tmp_path}"}
     with pytest.raises(PipelineError, match="column v is in partition_by, and has a text that is not UTF-8, or a date"):
         write(iceberg("lake.rows", catalog=catalog, partition_by="v"), values)
+    assert not list(tmp_path.glob("lake*/**/*.parquet"))
 
 
 def test_an_empty_text_in_a_partition_column_is_a_null(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tidelog.pipelines.sinks.extras import load
 from tidelog.pipelines.sinks.object_errors import one_line, store_errors, without_secrets
 from tidelog.pipelines.sinks.outages import is_outage
 from tidelog.pipelines.sinks.stores import IcebergStore
-from tidelog.pipelines.sinks.written_files import Layout, check_partition_columns, write_files
+from tidelog.pipelines.sinks.written_files import Layout, check_partition_columns, remove_files, write_files
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -144,6 +144,7 @@ class OpenedIceberg:
         if files or self._replaces_rows:
             unbounded = {name for file in files for name in file.unbounded}
             if found := sorted(unbounded.intersection(names)):
+                remove_files(store, [file.path for file in files])
                 raise self._error(
                     f"column {found[0]} is in partition_by, and has a text that is not UTF-8, or a date or time outside"
                     " of the years 1 to 9999, which pyiceberg cannot store as the value of a partition"

@@ -7,8 +7,8 @@ commits only files of these lists. It gets no list of a task that failed, and on
 import json
 import re
 import uuid
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -110,22 +110,21 @@ def write_task(batches: "Iterator[pa.RecordBatch]", store: Store, layout: Layout
 
     files: list[WrittenFile] = []
     writers: dict[tuple[str | None, ...], _FileWriter] = {}
-    with ExitStack() as on_error:
-        on_error.callback(abandon, writers)  # without an error, no writer is left at the end of the block
+    with removed_on_error(store, files), abandoned_on_error(store, writers):
         for batch in batches:
             for partition, rows in split(pa.Table.from_batches([in_utc(batch)]), layout.partition_by):
                 # A partition with new rows moves to the end, so the first one has not had rows for the longest time.
                 writer = writers.pop(partition, None)
                 if writer is None:
                     if len(writers) >= OPEN_FILES_MAX:
-                        files.append(writers.pop(next(iter(writers))).close())
+                        complete(next(iter(writers)), writers, files)
                     writer = _FileWriter(store, layout, partition)
                 writers[partition] = writer
                 writer.write(rows if layout.keeps_partition_columns else rows.drop_columns(list(layout.partition_by)))
                 if layout.file_bytes_max is not None and writer.size >= layout.file_bytes_max:
-                    files.append(writers.pop(partition).close())
+                    complete(partition, writers, files)
         while writers:
-            files.append(writers.pop(next(iter(writers))).close())
+            complete(next(iter(writers)), writers, files)
     schema = pa.schema(
         [
             ("path", pa.string()),
@@ -139,9 +138,44 @@ def write_task(batches: "Iterator[pa.RecordBatch]", store: Store, layout: Layout
     yield pa.RecordBatch.from_pylist([file._asdict() for file in files], schema)
 
 
-def abandon(writers: "dict[tuple[str | None, ...], _FileWriter]") -> None:
-    for writer in writers.values():
-        writer.abandon()
+def complete(
+    partition: tuple[str | None, ...],
+    writers: "dict[tuple[str | None, ...], _FileWriter]",
+    files: list[WrittenFile],
+) -> None:
+    """Complete the file of a partition. If this fails, the writer remains in `writers`, so that its file is removed."""
+    files.append(writers[partition].close())
+    del writers[partition]
+
+
+@contextmanager
+def removed_on_error(store: Store, files: list[WrittenFile]) -> "Iterator[None]":
+    """After an error, remove the files, to which nothing refers yet."""
+    try:
+        yield
+    except BaseException:
+        remove_files(store, [file.path for file in files])
+        raise
+
+
+@contextmanager
+def abandoned_on_error(store: Store, writers: "dict[tuple[str | None, ...], _FileWriter]") -> "Iterator[None]":
+    """After an error, close the files of the writers that are left, and remove them."""
+    try:
+        yield
+    except BaseException:
+        for writer in writers.values():
+            writer.abandon()
+        remove_files(store, [writer.path for writer in writers.values()])
+        raise
+
+
+def remove_files(store: Store, paths: Iterable[str]) -> None:
+    """Remove files to which nothing refers. One that cannot be removed remains, and no reader sees it."""
+    for path in paths:
+        with suppress(Exception):  # each kind of store has errors of its own
+            if path:
+                store.remove(path)
 
 
 @dataclass
@@ -154,7 +188,8 @@ class _FileWriter:
     _pending: "list[pa.Table]" = field(default_factory=list)
     _pending_bytes: int = 0
     _rows: int = 0
-    _path: str = ""
+    path: str = ""
+    """Relative to the root of the store; empty until the file is created."""
     _stream: Any = None
     _parquet: Any = None
     _footers: list[Any] = field(default_factory=list)
@@ -180,10 +215,14 @@ class _FileWriter:
         footer = self._footers[0] if self._footers else None
         unbounded = unbounded_columns(footer) if footer is not None else []
         statistics = parquet_statistics(footer, unbounded) if footer is not None and self.layout.has_statistics else ""
-        return WrittenFile(self._path, size, self._rows, list(self.partition), statistics, unbounded)
+        return WrittenFile(self.path, size, self._rows, list(self.partition), statistics, unbounded)
 
     def abandon(self) -> None:
-        """Close the file without making it complete. Nothing refers to it."""
+        """Close the file without making it complete."""
+        if self._parquet is not None:
+            with suppress(Exception):
+                self._parquet.close()  # else pyarrow closes it later, when the stream is closed, and prints an error
+            self._parquet.is_open = False
         with ExitStack() as quiet:
             quiet.push(lambda *_: True)  # suppresses every error of the close
             self._stack.__exit__(InterruptedError, InterruptedError("the task failed"), None)
@@ -201,8 +240,8 @@ class _FileWriter:
             if not layout.has_exact_directories:
                 names = [re.sub(r"[^\w.=-]", "_", name, flags=re.ASCII) for name in names]
             directories = "".join(f"{name}/" for name in names)
-            self._path = f"{layout.directory}{directories}part-{uuid.uuid4().hex}{layout.suffix}"
-            self._stream = self._stack.enter_context(self.store.create(self._path))
+            self.path = f"{layout.directory}{directories}part-{uuid.uuid4().hex}{layout.suffix}"
+            self._stream = self._stack.enter_context(self.store.create(self.path))
             if layout.encoding == "parquet":
                 self._parquet = pq.ParquetWriter(
                     self._stream, rows.schema, compression=layout.compression, metadata_collector=self._footers
