@@ -28,6 +28,8 @@ class Server:
         self.received: list[tuple[str, Any]] = []
         """Idempotency keys and bodies of accepted requests."""
         self.records: list[dict[str, int]] = []
+        self.reason = b"the reason"
+        """The body of an answer to a POST request."""
         self.location = ""
         """Where an answer with status 301 or 307 redirects."""
         self.page_size = 3
@@ -47,7 +49,7 @@ class Server:
                     self.wfile.write(b"garbage\r\n\r\n")
                     self.close_connection = True
                     return
-                self.answer(status, b"the reason")
+                self.answer(status, outer.reason)
 
             def do_GET(self) -> None:
                 status = outer.statuses.pop(0) if outer.statuses else 200
@@ -144,7 +146,7 @@ def test_a_read_has_no_key_and_is_not_repeated_after_a_conflict(server: Server) 
 def test_errors_name_the_endpoint_and_no_secret(server: Server) -> None:
     server.statuses = [400]
     with pytest.raises(
-        PipelineError, match=r"http://127\.0\.0\.1:\d+/things: POST failed after 1 attempts: status 400"
+        PipelineError, match=r"http://127\.0\.0\.1:\d+/\*\*\*: POST failed after 1 attempts: status 400"
     ) as refused:
         list(send_rows(iter(texts(1)), http(server.url).request, 1, "k"))
     assert not isinstance(refused.value, TemporaryError)
@@ -154,8 +156,28 @@ def test_errors_name_the_endpoint_and_no_secret(server: Server) -> None:
     assert "hunter2" not in str(raised.value)
     sink = http(server.url, headers={"Authorization": "hunter2"})
     assert "hunter2" not in repr(sink) + repr(sink.request)
-    with pytest.raises(PipelineError, match="does not begin with http"):
+    with pytest.raises(PipelineError, match="the URL does not begin with http"):
         http("ftp://host/x")
+
+
+@pytest.mark.parametrize("echo", ["/services/T024BE7LD/B0 24?x=1", "T024BE7LD", "services/T024BE7LD/B0%2024"])
+def test_the_path_of_a_url_is_not_shown(server: Server, echo: str) -> None:
+    """For a webhook, it is the secret. A server may repeat it in its answer."""
+    server.statuses, server.reason = [404], f"no {echo} here".encode()
+    sink = http(server.url.replace("/things", "/services/T024BE7LD/B0%2024"))
+    with pytest.raises(PipelineError, match=r"no .*here") as raised:
+        list(send_rows(iter(texts(1)), sink.request, 1, "k"))
+    for shown in (str(raised.value), repr(sink), repr(sink.request), sink.describe()):
+        assert "T024" not in shown
+        assert "B0" not in shown
+        assert "127.0.0.1" in shown or shown == repr(sink.request)
+    assert (
+        http("https://example.org").describe() == http("https://example.org/").describe() == "http https://example.org"
+    )
+    with pytest.raises(PipelineError, match="the URL does not begin with http") as raised:
+        http("htps://user:hunter2@host/T024BE7LD")
+    assert "T024" not in str(raised.value)
+    assert "hunter2" not in str(raised.value)
 
 
 @pytest.mark.parametrize("status", [301, 307])
