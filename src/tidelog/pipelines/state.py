@@ -79,26 +79,38 @@ class PipelineState:
         """Return whether any query of this identity may have written a micro-batch."""
         return any(self.directory.glob(f"{identity.id}.*.started"))
 
-    def check_checkpoint(self, identity: Identity, sink: str, checkpoints: str | None) -> None:
+    def check_checkpoint(
+        self,
+        identity: Identity,
+        sink: str,
+        checkpoints: str | None,
+        checkpoint: str,
+        has_offsets: Callable[[str], bool],
+    ) -> None:
         """Raise PipelineError if a query that has written micro-batches would begin again with an empty checkpoint.
 
         The sinks would then write nothing for its first micro-batches, because they have written micro-batches with the
         same numbers already.
+
+        `checkpoints` is the place of all checkpoints, None for the state directory. `checkpoint` is that of this query.
+        `has_offsets` returns whether Spark has planned a micro-batch with a checkpoint.
         """
         if not (self.directory / f"{identity.id}.{sink}.started").exists():
             return
-        remedy = f"restore it, or begin again with: tidelog pipeline replay {self.pipeline} --from TIME"
+        replay = f"tidelog pipeline replay {self.pipeline} --from TIME"
         # An earlier version stored relative paths.
         stored = None if identity.checkpoints is None else place_of_checkpoints(identity.checkpoints)
         if checkpoints != stored:
             here, before = (place or str(self.directory) for place in (checkpoints, identity.checkpoints))
             raise PipelineError(
                 f"pipeline {self.pipeline}: its checkpoints are in {before}, not in {here}: name the same place with"
-                " --checkpoints, or begin again with: tidelog pipeline replay " + f"{self.pipeline} --from TIME"
+                f" --checkpoints, or begin again with: {replay}"
             )
-        place = self.checkpoint(identity, sink) / "offsets"
-        if checkpoints is None and not (place.is_dir() and any(place.iterdir())):
-            raise PipelineError(f"pipeline {self.pipeline}: the checkpoint {place.parent} is missing: {remedy}")
+        if not has_offsets(checkpoint):
+            raise PipelineError(
+                f"pipeline {self.pipeline}: the checkpoint {checkpoint} is missing or empty: restore it, or begin again"
+                f" with: {replay}"
+            )
 
     def checkpoint(self, identity: Identity, sink: str) -> Path:
         return self.directory / identity.id / sink

@@ -179,20 +179,27 @@ def test_checkpoints_that_only_spark_can_remove_are_listed_until_then(tmp_path: 
     assert state.obsolete() == []
 
 
-def test_a_query_that_has_written_does_not_begin_again_without_its_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", [None, "/shared/checkpoints", "hdfs:///checkpoints"])
+def test_a_query_that_has_written_does_not_begin_again_without_its_checkpoint(
+    tmp_path: Path, place: str | None
+) -> None:
     state = PipelineState(tmp_path, "sales")
-    identity = state.create_identity(None)
-    state.check_checkpoint(identity, "sales", None)
-    offsets = state.checkpoint(identity, "sales") / "offsets"
-    offsets.mkdir(parents=True)
-    (offsets / "0").touch()
+    identity = state.create_identity(None, place)
+    complete: list[str] = []
+
+    def check(checkpoints: str | None) -> None:
+        state.check_checkpoint(identity, "sales", checkpoints, "/the/checkpoint", complete.__contains__)
+
+    check(place)  # the query has written nothing, so it may begin
     state.mark_started(identity, "sales")
-    state.check_checkpoint(identity, "sales", None)
+    with pytest.raises(
+        PipelineError, match=r"the checkpoint /the/checkpoint is missing or empty: restore it, or begin"
+    ):
+        check(place)
+    complete.append("/the/checkpoint")
+    check(place)
     with pytest.raises(PipelineError, match=r"its checkpoints are in .*, not in hdfs:///x: name the same place"):
-        state.check_checkpoint(identity, "sales", "hdfs:///x")
-    (offsets / "0").unlink()
-    with pytest.raises(PipelineError, match=r"the checkpoint .* is missing: restore it, or begin again with"):
-        state.check_checkpoint(identity, "sales", None)
+        check("hdfs:///x")
     state.reset()
     assert not state.has_started(identity)
 
