@@ -120,6 +120,25 @@ def test_a_pipeline_continues_where_it_ended_and_puts_unparsable_records_aside(
     assert [(count.rows, count.dead_letters) for count in counts] == [(3, 0), (4, 3)]
 
 
+class Numbers:
+    """A sink that keeps the numbers of the micro-batches."""
+
+    def __init__(self) -> None:
+        self.written: list[int] = []
+
+    def describe(self) -> str:
+        return "numbers"
+
+    def open(self, context: SinkContext) -> "Numbers":
+        return self
+
+    def write(self, batch: "DataFrame", batch_id: int) -> None:
+        self.written.append(batch_id)
+
+    def close(self) -> None:
+        pass
+
+
 def letters_of(log: Log, dead: str) -> list[tuple[str, str]]:
     """Return the source and the value of each dead letter, sorted."""
     return sorted((dict(each.headers())["source"].decode(), each.value().decode()) for each in log.records(dead))
@@ -182,6 +201,35 @@ def test_two_sources_of_a_topic_have_dead_letters_of_their_own(spark: "SparkSess
     assert letters_of(log, dead) == [("products", "broken"), ("sales", "broken"), ("sales", sale("milk", "two"))]
 
 
+def test_the_order_of_the_sinks_does_not_change_which_query_writes_the_dead_letters(
+    spark: "SparkSession", log: Log, tmp_path: Path
+) -> None:
+    sales, dead = log.create("sales"), f"dead-{log.suffix}"
+    sinks = {"first": Numbers(), "second": Numbers()}
+
+    def process(order: list[str]) -> None:
+        @pipeline(
+            source=topic(sales, value=json_format(SALES)),
+            sink={name: sinks[name] for name in order},
+            dead_letters=dead,
+        )
+        def copied(sales: "DataFrame") -> dict[str, "DataFrame"]:
+            return dict.fromkeys(order, sales.select("product"))
+
+        run(copied, bootstrap=log.bootstrap, state=tmp_path, spark=spark, timeout_s=LIMIT_S)
+
+    log.send(sales, "broken")
+    process(["first", "second"])
+    # The second query has not committed its micro-batch, so the next run repeats it.
+    for path in tmp_path.glob("copied/*/second/commits/*"):
+        path.unlink()
+    process(["second", "first"])
+    assert [sink.written for sink in sinks.values()] == [[0], [0, 0]]
+    assert letters_of(log, dead) == [("sales", "broken")]
+    with pytest.raises(PipelineError, match="its sink first writes the dead letters of the source sales, but now no"):
+        process(["second"])
+
+
 def test_records_that_are_skipped_do_not_cause_a_second_read(
     spark: "SparkSession", log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,25 +261,6 @@ def test_spark_removes_old_checkpoints_and_no_others(spark: "SparkSession", tmp_
     assert sorted(path.name for path in tmp_path.iterdir()) == names[2:]
     with pytest.raises(OSError, match="nosuchscheme"):
         remove_with_spark(spark, ObsoleteCheckpoints("nosuchscheme://x/y", "sales", "0a1b2c3d"))
-
-
-class Numbers:
-    """A sink that keeps the numbers of the micro-batches."""
-
-    def __init__(self) -> None:
-        self.written: list[int] = []
-
-    def describe(self) -> str:
-        return "numbers"
-
-    def open(self, context: SinkContext) -> "Numbers":
-        return self
-
-    def write(self, batch: "DataFrame", batch_id: int) -> None:
-        self.written.append(batch_id)
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.mark.parametrize("is_uri", [False, True])
@@ -279,7 +308,7 @@ def test_a_checkpoint_is_complete_if_it_has_offsets(spark: "SparkSession", tmp_p
     assert [has_offsets(spark, place) for place in places] == [False, False]
     (tmp_path / "offsets" / "0").touch()
     assert [has_offsets(spark, place) for place in places] == [True, True]
-    with pytest.raises(TemporaryError, match="the checkpoint nosuchscheme://x/y cannot be read: .*nosuchscheme"):
+    with pytest.raises(TemporaryError, match=r"the checkpoint nosuchscheme://x/y cannot be read: .*nosuchscheme"):
         has_offsets(spark, "nosuchscheme://x/y")
 
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.pipelines.checkpoints import has_offsets
-from tidelog.pipelines.dead_letters import METRIC, Counts, DeadLetters
+from tidelog.pipelines.dead_letters import METRIC, Counts, DeadLetters, letter_writers
 from tidelog.pipelines.declarations import (
     Opened,
     Pipeline,
@@ -301,13 +301,10 @@ def start_queries(
             )
         ensure_topic(run.bootstrap, pipeline.dead_letters, DEAD_LETTER_PARTITIONS, {}, f"pipeline {pipeline.name}", "")
     results = results_of(pipeline, frames)
+    letters_of_sink = _letters_of_sinks(pipeline, results, letter_loads, state, identity)
     running: list[RunningQuery] = []
     try:
         for sink_name, frame in results.items():
-            loads = loads_of(frame)
-            read_here = {load: parameter for load, parameter in letter_loads.items() if load in loads}
-            for load in read_here:
-                del letter_loads[load]  # the first query that reads the source writes its dead letters
             query = query_name(pipeline, sink_name, identity)
             sink_context = SinkContext(session, run.bootstrap, pipeline.name, query, pipeline.output_mode)
             running.append(
@@ -323,7 +320,7 @@ def start_queries(
                     sink_context,
                     places[sink_name],
                     letter_sources,
-                    read_here,
+                    letters_of_sink[sink_name],
                     once=run.once,
                 )
             )
@@ -359,6 +356,31 @@ def checked_checkpoints(
             places[sink] = f"{run.checkpoints}/{query_name(pipeline, sink, identity)}"
         state.check_checkpoint(identity, sink, run.checkpoints, places[sink], has_offsets)
     return places
+
+
+def _letters_of_sinks(
+    pipeline: Pipeline,
+    results: Mapping[str, "DataFrame"],
+    letter_loads: Mapping[int, str],
+    state: PipelineState,
+    identity: Identity,
+) -> dict[str, dict[int, str]]:
+    """Return the sources whose dead letters each sink's query writes, as parameters by `QuerySource.load`. Store this
+    choice for later runs.
+    """
+    read = {
+        sink: {load: letter_loads[load] for load in loads_of(frame) if load in letter_loads}
+        for sink, frame in results.items()
+    }
+    if not letter_loads:
+        return read
+    readers = {sink: set(loads.values()) for sink, loads in read.items()}
+    writers = letter_writers(pipeline.name, state.letter_writers(identity), letter_loads.values(), readers)
+    state.store_letter_writers(identity, writers)
+    return {
+        sink: {load: parameter for load, parameter in loads.items() if writers[parameter] == sink}
+        for sink, loads in read.items()
+    }
 
 
 @contextmanager

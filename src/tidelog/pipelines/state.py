@@ -3,6 +3,7 @@
 STATE/NAME/identity.json           the identity, and where its queries begin
 STATE/NAME/IDENTITY/SINK/          Spark's checkpoint of one query, unless --checkpoints names another place
 STATE/NAME/IDENTITY.SINK.started   exists when the query may have written a micro-batch
+STATE/NAME/IDENTITY.letters.json   the sink whose query writes the dead letters of each source
 STATE/NAME/obsolete.json           checkpoints in other places that are not removed yet
 STATE/NAME/status.json             the newest figures of the run
 STATE/NAME/lock                    locked by the process that runs the pipeline
@@ -15,7 +16,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,6 +80,29 @@ class PipelineState:
         """Return whether any query of this identity may have written a micro-batch."""
         return any(self.directory.glob(f"{identity.id}.*.started"))
 
+    def letter_writers(self, identity: Identity) -> dict[str, str]:
+        """Return the stored sinks whose queries write the dead letters, by the parameter of the source. Raises
+        PipelineError if the file is damaged.
+        """
+        path = self._letters_path(identity)
+        try:
+            document = json.loads(path.read_text())
+            return {str(source): str(sink) for source, sink in document.items()}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, AttributeError) as error:
+            raise PipelineError(
+                f"pipeline {self.pipeline}: {path} is damaged ({error}): restore it; or remove it, if the order of the"
+                " sinks has never changed"
+            ) from None
+
+    def store_letter_writers(self, identity: Identity, writers: Mapping[str, str]) -> None:
+        if writers != self.letter_writers(identity):
+            self._write(self._letters_path(identity).name, dict(writers))
+
+    def _letters_path(self, identity: Identity) -> Path:
+        return self.directory / f"{identity.id}.letters.json"
+
     def check_checkpoint(
         self,
         identity: Identity,
@@ -128,6 +152,7 @@ class PipelineState:
             (self.directory / name).unlink(missing_ok=True)
         if identity is not None:
             shutil.rmtree(self.directory / identity.id, ignore_errors=True)
+            self._letters_path(identity).unlink(missing_ok=True)
             for marker in self.directory.glob(f"{identity.id}.*.started"):
                 marker.unlink()
         self.remove_obsolete(remove_local)
