@@ -17,6 +17,7 @@ from tidelog.pipelines.declarations import PipelineError
 from tidelog.pipelines.sinks.delta import delta
 from tidelog.pipelines.sinks.file import file
 from tidelog.pipelines.sinks.iceberg import iceberg, load_catalog
+from tidelog.pipelines.sinks.keyed_rows import DELETED
 from tidelog.pipelines.sinks.parquet import parquet
 
 NOT_UTF8 = pa.array([b"\xff\xfe", b"a", None], pa.binary()).view(pa.string())
@@ -95,6 +96,20 @@ def test_such_values_in_partition_columns(tmp_path: Path, name: str) -> None:
     with pytest.raises(PipelineError, match="column v is in partition_by, and has a text that is not UTF-8, or a date"):
         write(iceberg("lake.rows", catalog=catalog, partition_by="v"), values)
     assert not list(tmp_path.glob("lake*/**/*.parquet"))
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_values_that_cannot_be_merged_are_an_error(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """deltalake would fail with an error that does not name the column, or make the table unreadable."""
+    monkeypatch.setattr("tidelog.pipelines.sinks.keyed_rows.KeyedRows.prepare", lambda self, batch, sink: batch)
+    sink = opened(delta(str(tmp_path / "d"), key="id"), None, "update")  # type: ignore[arg-type]
+    columns = {"id": [1, 2, 3], "v": COLUMNS[name], DELETED: [False] * 3}
+    expected = "a text that is not UTF-8" if name == "text" else "a date or time outside of the years 1 to 9999"
+    with pytest.raises(PipelineError, match=f"column v has {expected}, which deltalake cannot merge: replace"):
+        sink.write(Rows(pa.table(columns), tasks=1), 0)  # type: ignore[arg-type]
+    rows = pa.table({"id": [2, 3], "v": COLUMNS[name].slice(1, 2), DELETED: [False] * 2})
+    sink.write(Rows(rows, tasks=1), 1)  # type: ignore[arg-type]
+    assert DeltaTable(tmp_path / "d").to_pyarrow_table().num_rows == 2
 
 
 def test_an_empty_text_in_a_partition_column_is_a_null(tmp_path: Path) -> None:
