@@ -30,6 +30,7 @@ MAY_REACH_OUTSIDE = (
     "tidelog/demo/",
     "tidelog/metadata/etcd_gateway.py",
     "tidelog/metadata/sqlite.py",
+    "tidelog/metadata/zookeeper_session.py",
     "tidelog/client/blocking.py",
     "tidelog/client/link.py",
     "tidelog/__main__.py",

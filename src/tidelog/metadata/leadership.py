@@ -28,12 +28,17 @@ logger = logging.getLogger("tidelog.metadata")
 CONTROLLER_LEASE: Final = "controller"
 _HOLDER_PREFIX: Final = "broker-"
 NOT_RENEWED: Final = "the lease was not renewed in time"
+TIMER_ERROR_S: Final = 0.001
+"""A pause ends when less than this time remains, in seconds, since a timer may fire slightly too early."""
 RENEWALS_PER_LEASE: Final = 3
 """The regular pause between two renewals is the duration of the lease divided by this number. After a failed renewal,
 the pause is RETRY_S."""
 SETTLE_S: Final = 10.0
 """Only for leases without expiry (`ttl_ms` None): after this time, in seconds, an append stops trying to find out its
 outcome."""
+CLOCK_CHECK_S: Final = 0.5
+"""While no renewal is due, the clock is read at this interval, in seconds. Timers do not run while the machine sleeps,
+so the timer of the next renewal could fire long after the lease has ended."""
 RETRY_S: Final = 0.2
 """Pause after a failed call of the store, in seconds."""
 
@@ -131,7 +136,7 @@ class HeldLease:
         assert self._term is not None
         pause_s = self._ttl_ms / 1000 / RENEWALS_PER_LEASE
         while not self.lost.done():
-            await self._tasks.sleep(pause_s)
+            await self._pause(pause_s)
             try:
                 await self._renew(self._ttl_ms, self._term)
                 pause_s = self._ttl_ms / 1000 / RENEWALS_PER_LEASE
@@ -143,6 +148,11 @@ class HeldLease:
                 pause_s = RETRY_S
             except TimeoutError:
                 self.lose(NOT_RENEWED)
+
+    async def _pause(self, pause_s: float) -> None:
+        end_s = self._clock.monotonic() + pause_s
+        while (remaining_s := end_s - self._clock.monotonic()) > TIMER_ERROR_S:
+            await self._tasks.sleep(min(remaining_s, CLOCK_CHECK_S))
 
     async def _renew(self, ttl_ms: int, term: LeaseTerm) -> None:
         """Renew the lease.

@@ -3,7 +3,7 @@
 All calls run in order on one thread. A commit is durable when it returns (synchronous=FULL). SQLite does not notify
 a process of another process's commit, so `wait` watches the write-ahead log (`runtime/file_watch.py`), and polls.
 
-The end of a lease is stored as a time of the monotonic clock. All processes on the machine share this clock until the
+The end of a lease is stored as a time of `Clock.monotonic`. All processes on the machine share this clock until the
 machine is restarted. A restart ends all leases that can expire, so the id of the machine's boot is stored with the
 time. The writers of entries and the ends of leases are in separate tables, so that older versions of Tidelog, which do
 not know these tables, can still use the file.

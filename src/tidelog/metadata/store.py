@@ -175,7 +175,8 @@ class LeaseTerm:
     """The time during which a holder may rely on its lease. This time also passes while the holder's process is paused.
 
     The term begins when the acquisition or renewal is sent, since the store's confirmation arrives some time later. It
-    is measured with a monotonic clock: after a long pause of the process the term is over, even if no call has failed.
+    is measured with `Clock.monotonic`: after a long pause of the process the term is over, even if no call has failed.
+    On Linux, the same is true after a sleep of the machine.
     """
 
     def __init__(self, clock: Clock, ttl_ms: int) -> None:

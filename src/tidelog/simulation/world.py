@@ -55,6 +55,10 @@ class SimClock:
         """
         self._counted_s, self._rate_since_s, self.rate = self.monotonic(), self._loop.time(), rate
 
+    def sleep(self, seconds: float) -> None:
+        """Advance both clocks at once, as if the machine had slept. The timers of the host do not notice it."""
+        self._counted_s += seconds
+
     def now_ms(self) -> int:
         return EPOCH_MS + self.wall_offset_ms + int(self.monotonic() * 1000)
 

@@ -1,5 +1,6 @@
 """The controller while its store is away or loses answers: nothing is decided twice, lost or answered too early."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -7,8 +8,10 @@ import pytest
 
 from metadata_harness.controlled import Node, run
 from tidelog.metadata.controller import NewTopic
+from tidelog.metadata.leadership import HeldLease
 from tidelog.metadata.records import ControllerElected, encode
 from tidelog.metadata.store import AppendUnknown, Lease, Store, StoreUnavailable
+from tidelog.simulation.store import SimStore
 from tidelog.simulation.world import SimHost
 from tidelog.wire.errors import ApiError, ErrorCode
 
@@ -172,6 +175,23 @@ def test_after_a_pause_the_clock_decides_and_not_the_memory() -> None:
         epoch = node.image.controller_epoch
         await node.controller.create_topics([NewTopic("t")])
         assert appended == [epoch + 1, epoch + 1]  # nothing was sent under the lease that is over
+
+    run(scenario)
+
+
+def test_after_a_sleep_of_the_machine_the_end_of_the_lease_is_noticed_soon() -> None:
+    """Timers do not run while the machine sleeps. So the end of the lease is noticed before the next renewal is due."""
+
+    async def scenario(host: SimHost) -> None:
+        store = SimStore("/metadata", host.runtime.clock, host.runtime.tasks, host.runtime.disk)
+        held = await HeldLease.acquire(store, host.runtime, "broker/1", "one", 60_000)
+        assert held is not None
+        renewal = asyncio.create_task(held.renew_until_lost())
+        await host.runtime.tasks.sleep(1)
+        host.clock.sleep(3600)
+        await host.runtime.tasks.sleep(0.6)
+        assert held.lost.done()
+        await renewal
 
     run(scenario)
 
