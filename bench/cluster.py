@@ -16,6 +16,9 @@ replicas and min.insync.replicas=2, producers use acks=all. The logs are on /dev
     fail-over-loaded  the same while the other brokers get 500 small requests per second. Only Tidelog
     catch-up          a broker is paused for 12 s while 500 MB are written: MB/s until it is in sync again
     processes         requests of one record with acks=1 on one and on two Tidelog processes of this machine
+    topics            1,000 topics with 10 partitions: until they are created, until each partition has acknowledged a
+                      record, and after kill -9 of a broker until all its partitions have another leader. Runs only if
+                      --only names it
 
 The table shows the median of the rounds, and the least and greatest value as the spread. `cpu` is the CPU time of
 the cluster for one request, in microseconds. --tidelog takes another checkout, to compare two versions of the source.
@@ -56,6 +59,7 @@ TIDELOG_PORT, KAFKA_PORT = 24300, 24400
 REPLICAS = 3
 PARTITIONS = 12
 MANY_PARTITIONS = 1000
+TOPICS, PARTITIONS_OF_TOPIC = 1000, 10
 PAUSE_S = 12.0
 """Longer than the time after which a broker that does not answer leaves the in-sync replicas, in seconds."""
 CATCH_UP_MB = 500
@@ -311,6 +315,48 @@ def fail_over(cluster: Cluster, topic: str, loaded: bool = False) -> Values:
     return {"leaders": len(led), "elected s": elected_s[0], "answered s": answered}
 
 
+def topics(cluster: Cluster, prefix: str) -> Values:
+    port = cluster.ports[0]
+    names = [f"{prefix}-{number}" for number in range(TOPICS)]
+
+    def states() -> list[tuple[int, list[int]]]:
+        request = MetadataRequest(topics=[MetadataRequestTopic(name=name) for name in names])
+        described = ask(port, request, MetadataResponse, 4, 90).topics
+        return [(part.leader_id, part.isr_nodes) for topic in described for part in topic.partitions]
+
+    def is_in_sync() -> bool:
+        found = states()
+        return len(found) == TOPICS * PARTITIONS_OF_TOPIC and all(len(isr) == REPLICAS for _, isr in found)
+
+    began = time.monotonic()
+    for first in range(0, TOPICS, 100):
+        wanted = [CreatableTopic(name, PARTITIONS_OF_TOPIC, REPLICAS) for name in names[first : first + 100]]
+        for result in ask(port, CreateTopicsRequest(wanted, 60_000), CreateTopicsResponse, 4, 90).topics:
+            if result.error_code:
+                raise SystemExit(f"{cluster.name}: CreateTopics {result.name}: error code {result.error_code}")
+    values = {"created s": time.monotonic() - began}
+    cluster.wait_for(is_in_sync, "ISR")
+    values["in sync s"] = time.monotonic() - began
+    began = time.monotonic()
+    for name in names:
+        cluster.write_to_each(name, range(PARTITIONS_OF_TOPIC), port)
+    values["first records s"] = time.monotonic() - began
+    values["RSS MB"] = compare.rss(cluster.process.pid)
+    began = time.monotonic()
+    states()
+    values["Metadata ms"] = (time.monotonic() - began) * 1000
+    victim, victim_port = victim_of(cluster, port)
+    values["leaders"] = sum(leader == victim for leader, _ in states())
+    began = time.monotonic()
+    os.kill(cluster.pid_of(victim_port), signal.SIGKILL)
+    cluster.wait_for(lambda: all(leader not in (victim, -1) for leader, _ in states()), "elections", 0.01)
+    values["elected s"] = time.monotonic() - began
+    if cluster.name != "kafka":  # the supervisor starts the broker again
+        cluster.wait_for(is_in_sync, "ISR")
+        values["in sync again s"] = time.monotonic() - began
+    return values
+
+
 def catch_up(cluster: Cluster, topic: str) -> Values:
     port = cluster.ports[0]
     cluster.create(topic, PARTITIONS)
@@ -357,6 +403,7 @@ ROWS: dict[str, Callable[[Cluster, str], Values]] = {
     "catch-up": catch_up,
     "fail-over-loaded": lambda cluster, topic: fail_over(cluster, topic, loaded=True),
     "fail-over": fail_over,
+    "topics": topics,
 }
 Figures = dict[str, dict[str, dict[str, list[float]]]]
 """Row -> figure -> cluster -> the value of each round."""
@@ -380,7 +427,7 @@ def table(figures: Figures, names: list[str]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default=",".join([*ROWS, "processes"]), help="rows, separated by commas")
+    parser.add_argument("--only", default=",".join([*list(ROWS)[:-1], "processes"]), help="rows, separated by commas")
     parser.add_argument("--without-kafka", action="store_true")
     parser.add_argument("--tidelog", type=pathlib.Path, default=ROOT, help="the checkout whose source is measured")
     parser.add_argument("--data", type=pathlib.Path, default=pathlib.Path("/dev/shm"))

@@ -59,6 +59,7 @@ class FollowerReplica:
     def __init__(self, runtime: Runtime, index: int = 0, *, must_sync: bool = False, **log_settings: Any) -> None:
         self.topic, self.topic_id, self.index = TOPIC, TOPIC_ID, index
         self.must_sync = must_sync
+        self.is_frozen = False
         self.on = LogOnDisk(disk=SimDisk(rng=random.Random(index)), **log_settings)
         self.leader_epoch: int | None = None
         self.high_watermark = 0
@@ -80,6 +81,10 @@ class FollowerReplica:
     @property
     def latest_epoch(self) -> int:
         return self.on.log.epochs.latest
+
+    async def wait_until_thawed(self) -> None:
+        while self.is_frozen:
+            await self._runtime.tasks.sleep(0.01)
 
     def append_as_follower(self, data: memoryview, leader_epoch: int) -> None:
         assert leader_epoch == self.leader_epoch, "the fetcher appended what an earlier leader had sent"

@@ -195,7 +195,7 @@ def test_consumers_continue_after_the_cut_over(source: str, target: str, spark: 
     shop = mirror(
         "shop", source=source, topics="shop-.*", groups="shop-.*", read_options={"maxOffsetsPerTrigger": "150"}
     )
-    copy(shop, target, spark, tmp_path)
+    copy(shop, target, spark, tmp_path, rows=200 + 8)
 
     create(source, NewTopic("shop-late", 1, 1, config=KEPT))
     admin = AdminClient({"bootstrap.servers": source})
@@ -203,7 +203,7 @@ def test_consumers_continue_after_the_cut_over(source: str, target: str, spark: 
     write(source, "shop-orders", range(200, 260), 3)
     write(source, "shop-late", range(5), 1)
     consume_confluent(source, "shop-end", "shop-late", 5)
-    copy(shop, target, spark, tmp_path)
+    copy(shop, target, spark, tmp_path, rows=60 + 5)
 
     for topic, partitions in (("shop-orders", 3), ("shop-stock", 1), ("shop-late", 1)):
         assert contents(target, topic, partitions) == contents(source, topic, partitions), topic
@@ -220,10 +220,13 @@ def test_consumers_continue_after_the_cut_over(source: str, target: str, spark: 
         assert [*read[name], *rest] == expected, name
 
 
-def copy(declared: Any, target: str, spark: "SparkSession", state: Path) -> None:
-    """Run the mirror once, and check that no attempt failed: a restart would hide it."""
+def copy(declared: Any, target: str, spark: "SparkSession", state: Path, *, rows: int) -> None:
+    """Run the mirror once, and check that it reads each of the `rows` new records once, and that no attempt failed: a
+    restart would hide it.
+    """
     status = run(declared, bootstrap=target, spark=spark, state=state)["shop"]
     assert (status.restarts, status.error) == (0, None)
+    assert [query.rows for query in status.queries] == [rows]
 
 
 def own_settings(bootstrap: str, topic: str) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import pytest
@@ -302,6 +303,7 @@ def copier(clusters: Clusters, monkeypatch: pytest.MonkeyPatch, request: pytest.
     topic = re.sub("[^a-z]+", "-", request.node.name).strip("-")
     create(clusters.source, topic)
     copier = Copier(clusters, topic)
+    monkeypatch.setattr(mirror_writer, "kept_on_disk", nullcontext)
     monkeypatch.setattr(mirror_writer, "source_runs", copier.runs)
     monkeypatch.setattr(MirrorWriter, "_write_records", copier.write)
     return copier

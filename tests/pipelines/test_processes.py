@@ -153,7 +153,11 @@ def test_sigterm_lets_the_micro_batch_end_and_the_status_is_that_of_the_end(tmp_
         status = place.status()
         assert (status["state"], status["process"], status["restarts"], status["error"]) == ("stopped", False, 0, None)
         [query] = status["queries"]
-        assert (query["rows"], query["batches"], query["offsets"]) == (100, 1, {"steps": {"0": 100}})
+        assert (query["rows"], query["batches"], query["offsets"]) == (
+            100,
+            1,
+            {broker.bootstrap: {"steps": {"0": 100}}},
+        )
         assert query["lag_records"] == 150
 
         with place.running("--once") as process:
@@ -162,7 +166,7 @@ def test_sigterm_lets_the_micro_batch_end_and_the_status_is_that_of_the_end(tmp_
         status = place.status()
         assert (status["state"], status["process"], status["restarts"], status["error"]) == ("done", False, 0, None)
         [query] = status["queries"]
-        assert (query["rows"], query["offsets"]) == (150, {"steps": {"0": 250}})
+        assert (query["rows"], query["offsets"]) == (150, {broker.bootstrap: {"steps": {"0": 250}}})
         assert (query["lag_records"], query["lag_ms"]) == (0, 0)
 
 
@@ -186,7 +190,7 @@ def test_a_broker_that_is_away_for_a_while_loses_and_repeats_nothing(tmp_path: P
             assert process.wait(LIMIT_S) == -signal.SIGTERM
         status = place.status()
         assert (status["state"], status["process"]) == ("stopped", False)
-        assert status["queries"][0]["offsets"] == {"steps": {"0": 200}}
+        assert status["queries"][0]["offsets"] == {broker.bootstrap: {"steps": {"0": 200}}}
         assert place.copies() == list(range(200))
 
 

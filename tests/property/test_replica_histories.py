@@ -82,6 +82,31 @@ class ReplicaHistory(RuleBasedStateMachine):
     def publish(self, number: int) -> None:
         self.cluster.publish(self.node(number).broker)
 
+    @rule(number=BROKERS, regains=st.booleans())
+    def lose_lease(self, number: int, regains: bool) -> None:
+        if self.node(number).is_up:
+            self.node(number).lose_lease()
+            if regains:
+                self.node(number).regain_lease()
+
+    @precondition(lambda self: self.cluster.questions)
+    @rule(acks=st.sampled_from(["1", "all"]))
+    def lose_and_regain_lease_while_asking(self, acks: str) -> None:
+        """The controller has not answered yet. The records that are written now reach the members of the ISR."""
+        asker, _ = self.cluster.questions[0]
+        if asker.is_up:
+            asker.lose_lease()
+            asker.regain_lease()
+            self.produce(asker.broker, acks)
+            for member in self.cluster.isr:
+                if member != asker.broker:
+                    self.catch_up(member)
+
+    @rule(number=BROKERS)
+    def regain_lease(self, number: int) -> None:
+        if self.node(number).is_up:
+            self.node(number).regain_lease()
+
     @rule(number=BROKERS, seen=st.lists(BROKERS, max_size=3))
     def elect(self, number: int, seen: list[int]) -> None:
         """A clean election: the leader is in the ISR and lives; members that are down leave the ISR."""

@@ -27,6 +27,7 @@ from tidelog.replication.replica import (
     MarksMoved,
     MinIsrChanged,
     Replica,
+    Role,
     Tick,
     WentOffline,
 )
@@ -67,6 +68,8 @@ class Node:
         self.waiting: list[Waiting] = []
         self.replica = Replica(broker, 0, 0)
         self.held_cut: CutTo | None = None
+        self.led: BecameLeader | None = None
+        """The metadata with which the broker led last."""
 
     @property
     def end(self) -> int:
@@ -89,7 +92,20 @@ class Node:
         replica = self.replica
         return self.epochs().end_offset_at_leader(leader_epoch, replica.leader_epoch, replica.epoch_start, self.end)
 
+    def lose_lease(self) -> None:
+        """Stop leading, since the broker's lease is over. The metadata is as before."""
+        if self.replica.leads:
+            self.step(WentOffline(self.replica.leader_epoch))
+
+    def regain_lease(self) -> None:
+        """Lead again in the same epoch, with the metadata that the broker had before."""
+        led = self.led
+        if led is not None and self.replica.role is Role.OFFLINE and self.replica.leader_epoch == led.leader_epoch:
+            self.step(led)
+
     def step(self, event: Event) -> None:
+        if isinstance(event, BecameLeader):
+            self.led = event
         for effect in self.replica.step(event, self.cluster.now_ms):
             self.carry_out(effect)
 
@@ -171,6 +187,7 @@ class Node:
         self.replica = Replica(self.broker, self.end, self.checkpointed)
         self.synced = self.end
         self.held_cut = None
+        self.led = None
 
     def __str__(self) -> str:
         replica = self.replica

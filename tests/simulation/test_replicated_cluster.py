@@ -154,7 +154,10 @@ def return_with_a_lost_disk(patch: pytest.MonkeyPatch) -> None:
     """A broker stays in sync although its machine was restarted without its last records. Only its leaderships end."""
     remove_broker = registration.remove_broker
 
-    def planted(changes: Any, image: Any, broker_id: int, rules: Any, *, unclean_stop: bool = False) -> Any:
+    def planted(
+        changes: Any, image: Any, broker_id: int, rules: Any, *, unclean_stop: bool, has_lost_directory: bool
+    ) -> Any:
+        assert not has_lost_directory
         if not unclean_stop:
             yield from remove_broker(changes, image, broker_id, rules)
             return

@@ -228,6 +228,29 @@ def test_records_are_deleted_on_all_live_replicas() -> None:
     run(scenario)
 
 
+def test_a_deletion_that_waits_for_a_follower_ends_with_the_leadership() -> None:
+    async def scenario(stage: Stage) -> None:
+        old, (new, cut_off) = stage.leader, stage.followers
+        await stage.produce(b"0")
+        await stage.until_equal(new, cut_off)
+        stage.world.network.partition(old.host.name, cut_off.host.name)
+        channel = Channel(stage.world.host("client").runtime, old.address)
+        topic = DeleteRecordsTopic("orders", [DeleteRecordsPartition(0, 1)])
+        asked = channel.ask(DeleteRecordsRequest(topics=[topic], timeout_ms=30_000), DeleteRecordsResponse)
+        waiting = asyncio.ensure_future(asked)
+        await stage.until(lambda: stage.partition(new).log_start_offset == 1)
+        assert not waiting.done()
+        await stage.elect(new)
+        elected_s = stage.world.loop.time()
+        part = (await waiting).topics[0].partitions[0]
+        assert (part.error_code, part.low_watermark) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)
+        assert stage.world.loop.time() - elected_s < 2
+        channel.close()
+        stage.world.network.heal()
+
+    run(scenario)
+
+
 def test_a_follower_below_the_start_of_its_leader_begins_there_anew() -> None:
     async def scenario(stage: Stage) -> None:
         late = stage.followers[0]

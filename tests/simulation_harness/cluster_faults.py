@@ -13,7 +13,7 @@ from simulation_harness.cluster_inspection import leads, needs_restart
 from simulation_harness.cluster_ledger import Ledger, Violation
 from simulation_harness.cluster_profiles import Profile
 from tidelog.simulation import shared_store
-from tidelog.simulation.cluster import SimCluster, SimNode
+from tidelog.simulation.cluster import DATA, SimCluster, SimNode
 from tidelog.simulation.medium import SECTOR_BYTES, PowerCutOdds
 from tidelog.simulation.network import Conditions
 
@@ -350,6 +350,16 @@ class Faults:
         await self._sleep(rng.uniform(0.5, 5.0))
         await self.cut_power(node, client, rng)
 
+    async def lost_disk(self, node: SimNode, _client: str, rng: random.Random) -> None:
+        """Replace the disk of a broker by an empty one. In half of the cases its machine is restarted, too."""
+        if rng.random() < 0.5:
+            self._cut_power(node)
+        else:
+            self._kill(node)
+        await self._sleep(rng.choice((0.0, 2.0, 10.0)))
+        node.host.disk.remove_tree(DATA)
+        await self._start(node)
+
     async def flipped_bit(self, node: SimNode, _client: str, rng: random.Random) -> None:
         """Flip one bit of a record file at rest, while the process is down, so that the next start finds it."""
         self._kill(node)
@@ -415,6 +425,7 @@ FAULTS: dict[str, Fault] = {
     "reordering link": Fault(Faults.reordering_link, ("{node} conditions",)),
     "full disk": Fault(Faults.full_disk, (DISK,)),
     "failing disk": Fault(Faults.failing_disk, (PROCESS, DISK, POWER)),
+    "lost disk": Fault(Faults.lost_disk, (PROCESS, DISK, POWER)),
     "flipped bit": Fault(Faults.flipped_bit, (PROCESS, DISK, POWER)),
     "wrong clock": Fault(Faults.wrong_clock, (CLOCK,)),
     "drifting clock": Fault(Faults.drifting_clock, (CLOCK,)),

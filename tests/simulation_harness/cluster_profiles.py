@@ -158,6 +158,19 @@ PROFILES = {
             **_LIFE_OF_A_CLUSTER,
         ),
         Profile(
+            "disks",
+            _REPLICATED,
+            {
+                **_OF_PROCESSES,
+                "lost disk": 5.0,
+                "kill before an acknowledgement": 2.0,
+                "isolated broker": 3.0,
+                "lost session": 1.0,
+                "slow network": 1.0,
+            },
+            **_LIFE_OF_A_CLUSTER,
+        ),
+        Profile(
             "synced",
             {**_REPLICATED, "durability": "fsync"},
             {

@@ -17,9 +17,13 @@ from pyspark.sql import functions as f
 
 from tidelog.pipelines import PipelineError, pipeline, topic
 from tidelog.pipelines import json as json_format
+from tidelog.pipelines.checkpoints import ObsoleteCheckpoints, remove_with_spark
 from tidelog.pipelines.declarations import SinkContext, SourceContext
+from tidelog.pipelines.lag import LagMonitor
 from tidelog.pipelines.loading import declared_pipeline
 from tidelog.pipelines.running import Run, run
+from tidelog.pipelines.topics import Topic
+from tidelog.testing import Broker
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -113,6 +117,101 @@ def test_a_pipeline_continues_where_it_ended_and_puts_unparsable_records_aside(
     assert sent_from_ms <= int(headers["timestamp"]) <= letters[2].timestamp()[1]
     counts = [each["totals_by_product"].queries[0] for each in (first, second)]
     assert [(count.rows, count.dead_letters) for count in counts] == [(3, 0), (4, 3)]
+
+
+def letters_of(log: Log, dead: str) -> list[tuple[str, str]]:
+    """Return the source and the value of each dead letter, sorted."""
+    return sorted((dict(each.headers())["source"].decode(), each.value().decode()) for each in log.records(dead))
+
+
+def test_topics_with_the_same_name_in_two_clusters_are_told_apart(
+    spark: "SparkSession", log: Log, tmp_path: Path
+) -> None:
+    dead = f"dead-{log.suffix}"
+    with Broker(process=True) as other:
+        there = Log(other.bootstrap)
+        there.suffix = log.suffix
+        sales, copies = log.create("sales"), log.create("copies")
+        assert there.create("sales") == sales
+
+        @pipeline(
+            source={
+                "near": topic(sales, value=json_format(SALES)),
+                "far": topic(sales, value=json_format(SALES), bootstrap=there.bootstrap),
+            },
+            sink=topic(copies, value=json_format()),
+            dead_letters=dead,
+        )
+        def both(near: "DataFrame", far: "DataFrame") -> "DataFrame":
+            return far.unionByName(near).select("product")  # in another order than that of the declaration
+
+        log.send(sales, sale("tea", 1), sale("milk", 1), "broken near")
+        there.send(sales, sale("cocoa", 1), "broken far", sale("salt", 1), sale("sugar", 1), sale("rice", 1))
+        status = run(both, bootstrap=log.bootstrap, state=tmp_path, spark=spark, timeout_s=LIMIT_S)["both"]
+        [query] = status.queries
+        ends = {log.bootstrap: {sales: {"0": 2, "1": 1}}, there.bootstrap: {sales: {"0": 3, "1": 2}}}
+        assert (query.offsets, query.dead_letters) == (ends, 2)
+        assert letters_of(log, dead) == [("far", "broken far"), ("near", "broken near")]
+        there.send(sales, sale("flour", 1))
+        monitor = LagMonitor(list)
+        try:
+            assert monitor.measure(query.offsets)[0] == 1
+        finally:
+            monitor.close()
+
+
+def test_two_sources_of_a_topic_have_dead_letters_of_their_own(spark: "SparkSession", log: Log, tmp_path: Path) -> None:
+    sales, copies, dead = log.create("sales"), log.create("copies"), f"dead-{log.suffix}"
+
+    @pipeline(
+        source={
+            "sales": topic(sales, value=json_format(SALES)),
+            "products": topic(sales, value=json_format("product string")),
+        },
+        sink=topic(copies, value=json_format()),
+        dead_letters=dead,
+    )
+    def names(sales: "DataFrame", products: "DataFrame") -> "DataFrame":
+        both = products.select("product").unionByName(sales.select("product"))
+        return both.unionByName(products.select("product"))
+
+    log.send(sales, sale("tea", 1), sale("milk", "two"), "broken", sale("salt", 1))
+    status = run(names, bootstrap=log.bootstrap, state=tmp_path, spark=spark, timeout_s=LIMIT_S)["names"]
+    assert (status.queries[0].dead_letters, status.error) == (3, None)
+    assert letters_of(log, dead) == [("products", "broken"), ("sales", "broken"), ("sales", sale("milk", "two"))]
+
+
+def test_records_that_are_skipped_do_not_cause_a_second_read(
+    spark: "SparkSession", log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sales, copies = log.create("sales"), log.create("copies")
+
+    @pipeline(
+        source=topic(sales, value=json_format(SALES), tombstones="skip"),
+        sink=topic(copies, value=json_format()),
+        dead_letters=f"dead-{log.suffix}",
+    )
+    def copy(sales: "DataFrame") -> "DataFrame":
+        return sales.select("product")
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the micro-batch is read a second time")
+
+    monkeypatch.setattr(Topic, "read_range", refuse)
+    log.send(sales, sale("tea", 1), None, sale("salt", 1), None)
+    status = run(copy, bootstrap=log.bootstrap, state=tmp_path, spark=spark, timeout_s=LIMIT_S)["copy"]
+    assert (status.queries[0].rows, status.queries[0].dead_letters, status.restarts) == (4, 0, 0)
+    assert sorted(each.value() for each in log.records(copies)) == [b'{"product":"salt"}', b'{"product":"tea"}']
+
+
+def test_spark_removes_old_checkpoints_and_no_others(spark: "SparkSession", tmp_path: Path) -> None:
+    names = ["sales.0a1b2c3d", "sales.totals.0a1b2c3d", "sales.11111111", "sales2.0a1b2c3d"]
+    for name in names:
+        (tmp_path / name / "offsets").mkdir(parents=True)
+    assert remove_with_spark(spark, ObsoleteCheckpoints(tmp_path.as_uri(), "sales", "0a1b2c3d"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == names[2:]
+    with pytest.raises(OSError, match="nosuchscheme"):
+        remove_with_spark(spark, ObsoleteCheckpoints("nosuchscheme://x/y", "sales", "0a1b2c3d"))
 
 
 def test_without_a_dead_letter_topic_an_unparsable_record_stops_the_pipeline(

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from tidelog.metadata.store import (
     AppendUnknown,
     Lease,
     LeaseLost,
+    PositionTaken,
     Snapshot,
     Store,
     StoredEntry,
@@ -324,5 +327,65 @@ def test_a_long_journal_loads_from_its_snapshot(kind: str, running: Callable[[st
         assert [entry.position for entry in stored.entries] == list(range(count - 10, count))
         assert seconds < 10
         note(f"{kind}: a journal of {count} entries and a snapshot of {records} records loaded in {seconds:.2f} s")
+
+    environment.run(scenario())
+
+
+def test_etcd_forgets_old_revisions_after_a_snapshot(running: Callable[[str, int], servers.Servers]) -> None:
+    """Otherwise its database grows with every renewal of a lease, until its quota is reached."""
+    from tidelog.metadata.etcd_gateway import EtcdGateway, to_text
+    from tidelog.metadata.store import StoreFailed
+
+    environment = Etcd(running("etcd", 1))
+
+    async def scenario() -> None:
+        store = environment.open()
+        lease = await store.acquire("controller", "one", None)
+        assert lease is not None
+        for position in range(5):
+            await store.append(position, b"%d" % position, lease)
+        with closing(EtcdGateway("etcd://test", running("etcd", 1).addresses)) as gateway:
+            revision = gateway.read("/v3/kv/range", {"key": to_text(b"none")})["header"]["revision"]
+            early = {"key": to_text(b"none"), "revision": str(int(revision) - 1)}
+            gateway.read("/v3/kv/range", early)
+            await store.save_snapshot(Snapshot(4, b"state"))
+            with pytest.raises(StoreFailed, match="compacted"):
+                gateway.read("/v3/kv/range", early)
+
+    environment.run(scenario())
+
+
+@pytest.mark.parametrize("question", ["inspect", "read", "snapshot", "append"])
+def test_zookeepers_server_gets_the_newest_state_before_it_is_asked(
+    question: str, running: Callable[[str, int], servers.Servers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server may be behind what other clients have seen: without a sync, a new controller could miss entries."""
+    from kazoo.client import KazooClient
+
+    environment = ZooKeeper(running("zookeeper", 1))
+    calls: list[str] = []
+    for name in ("sync_async", "get_async"):
+        real = getattr(KazooClient, name)
+
+        def noted(
+            client: KazooClient, path: str, *rest: Any, real: Any = real, name: str = name, **options: Any
+        ) -> Any:
+            calls.append(name)
+            return real(client, path, *rest, **options)
+
+        monkeypatch.setattr(KazooClient, name, noted)
+
+    async def scenario() -> None:
+        store, other = environment.open(), environment.open()
+        lease = await other.acquire("controller", "one", None)
+        assert lease is not None
+        await other.append(0, b"0", lease)
+        calls.clear()
+        if question == "append":
+            with pytest.raises(PositionTaken):
+                await store.append(0, b"1", lease)
+        else:
+            await {"inspect": store.inspect, "snapshot": store.snapshot, "read": lambda: store.read(0)}[question]()
+        assert calls.index("sync_async") < calls.index("get_async")
 
     environment.run(scenario())

@@ -1,4 +1,4 @@
-"""The commands `tidelog cluster`: status, brokers, elect, reassign, drain, upgrade."""
+"""The commands `tidelog cluster`: status, brokers, elect, reassign, drain, unregister, upgrade."""
 
 import sys
 from typing import Annotated
@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from tidelog.cli import cluster_features, cluster_moves
+from tidelog.cli.cluster_growth import with_warnings
 from tidelog.cli.cluster_state import PartitionReplicas, read_partitions, read_state
 from tidelog.cli.cluster_status import DEGRADED, brokers_table, is_degraded, print_status, state_json
 from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, ClientSettings, connect
@@ -46,6 +47,7 @@ def cluster() -> None:
     $ tidelog cluster elect
     $ tidelog cluster reassign --brokers 1,2,3,4
     $ tidelog cluster drain 3
+    $ tidelog cluster unregister 3
     """
 
 
@@ -67,6 +69,10 @@ def status(
     under-replicated   some replicas are not in sync
     led by another     the leader is not the first replica, which is preferred
 
+    A cluster that was grown from one broker gets warnings until its
+    metadata has the newest level and its internal topics have enough
+    replicas.
+
     The exit code is 0 if all brokers are active and all replicas are in
     sync, 3 if not or if a topic cannot be described, and 1 if no broker
     answers.
@@ -78,7 +84,7 @@ def status(
     $ tidelog cluster status --json | jq .under_min_isr
     """
     with connect(bootstrap, client).open() as cluster_client:
-        state = read_state(cluster_client)
+        state = with_warnings(cluster_client, read_state(cluster_client))
     if json:
         print_json(state_json(state))
     else:
@@ -236,8 +242,8 @@ def reassign(
     Without options, the command lists the moves that are not finished.
     --json prints a plan in the format of Kafka's kafka-reassign-partitions;
     --plan reads such a plan. --throttle limits the traffic. With --watch,
-    the limit is removed after the last move; without --watch, remove it with
-    --clear-throttle. --undo writes the plan that moves the replicas back.
+    the limit is removed after the last move, and --cancel removes it, too.
+    Otherwise remove it with --clear-throttle. --undo writes the plan that moves the replicas back.
 
     The exit code is 1 if a move was refused.
 
@@ -304,6 +310,31 @@ def drain(
     with connect(bootstrap, client).open() as cluster_client:
         execution = cluster_moves.Execution(execute, True, throttle, undo, json)
         return cluster_moves.drain(cluster_client, broker, execution, only_leaders=leaders)
+
+
+@app.command()
+def unregister(
+    broker: Annotated[int, typer.Argument(metavar="BROKER", show_default=False, help="The broker's number.")],
+    json: AsJson = False,
+    bootstrap: Bootstrap = LOCALHOST,
+    client: ClientSettings = [],  # noqa: B006
+) -> None:
+    """Remove a broker that was emptied and stopped from the cluster.
+
+    Until then, the cluster expects the broker to return, and `cluster status`
+    shows it as fenced. A broker that runs or has replicas is refused: drain
+    it first, then stop it. A broker that starts again is registered again.
+
+    Examples:
+
+    $ tidelog cluster unregister 3
+    """
+    with connect(bootstrap, client).open() as cluster_client:
+        cluster_moves.unregister(cluster_client, broker)
+    if json:
+        print_json({"unregistered": broker})
+    else:
+        print(f"Broker {broker} is no longer registered.")
 
 
 @app.command()

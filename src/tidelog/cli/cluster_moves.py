@@ -1,4 +1,4 @@
-"""Show, start, watch and cancel moves of replicas: for `tidelog cluster reassign` and `drain`."""
+"""Show, start, watch and cancel moves of replicas: for `tidelog cluster reassign`, `drain` and `unregister`."""
 
 import json as json_module
 import sys
@@ -7,8 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tidelog.cli.cluster_requests import alter_reassignments, clear_throttle, elect_leaders, set_throttle
-from tidelog.cli.cluster_state import Move, racks_of, read_brokers, read_moves, read_partitions
+from tidelog.cli.cluster_requests import (
+    alter_reassignments,
+    clear_throttle,
+    elect_leaders,
+    set_throttle,
+    unregister_broker,
+)
+from tidelog.cli.cluster_state import ClusterBroker, Move, racks_of, read_brokers, read_moves, read_partitions
 from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.reassignment_plan import (
     PlannedMove,
@@ -26,6 +32,9 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5
 """Time in seconds between two requests of --watch for the unfinished moves."""
+
+READS_MAX = 10
+"""Upper bound on the requests for the replicas after moves have ended."""
 
 Partition = tuple[str, int]
 
@@ -115,7 +124,10 @@ def show_or_execute(client: "Client", moves: Sequence[PlannedMove], execution: E
         wait_for(client, {(move.topic, move.partition) for move in started}, quiet=execution.json)
         if execution.throttle is not None:
             remove_throttle(client, list(dict.fromkeys(move.topic for move in moves)), quiet=True)
-    if execution.watch:
+        not_moved = without_new_replicas(client, started)
+        report(not_moved)
+        failures |= not_moved
+        started = [move for move in started if (move.topic, move.partition) not in not_moved]
         print_done(execution, f"Done: {counted(len(started), 'partition')}.", started)
     else:
         print_done(
@@ -126,6 +138,26 @@ def show_or_execute(client: "Client", moves: Sequence[PlannedMove], execution: E
         if execution.throttle is not None and not execution.json:
             print("To remove the limit of --throttle after the moves: tidelog cluster reassign --clear-throttle")
     return 1 if failures else 0
+
+
+def without_new_replicas(client: "Client", moves: Sequence[PlannedMove]) -> dict[Partition, CommandError]:
+    """Return the errors of the moves that have ended although the partitions do not have the new replicas.
+
+    A broker that has not followed the end of the moves yet still reports the former replicas, so it is asked again.
+    """
+    for _ in range(READS_MAX):
+        replicas = {(part.topic, part.partition): part.replicas for part in read_partitions(client)}
+        if all(replicas.get((move.topic, move.partition)) == move.after for move in moves):
+            return {}
+        time.sleep(POLL_S)
+    return {
+        (move.topic, move.partition): CommandError(
+            "the move was cancelled or replaced; the replicas are on "
+            + (comma_separated(replicas.get((move.topic, move.partition), ())) or "no broker, the topic was deleted")
+        )
+        for move in moves
+        if replicas.get((move.topic, move.partition)) != move.after
+    }
 
 
 def print_done(execution: Execution, text: str, moves: Sequence[PlannedMove]) -> None:
@@ -224,10 +256,18 @@ def wait_for(client: "Client", partitions: set[Partition], *, quiet: bool) -> No
 
 
 def cancel_moves(client: "Client", topics: Sequence[str], json: bool) -> int:
-    """Cancel the unfinished moves. The replicas remain on their former brokers. Return the exit code."""
+    """Cancel the unfinished moves, and remove the limit of --throttle: it would also limit replicas that fetch missing
+    records later. The replicas remain on their former brokers. Return the exit code.
+    """
     moves = select_moves(read_moves(client), topics)
     failures = alter_reassignments(client, dict.fromkeys(moves)) if moves else {}
     cancelled = {partition: move for partition, move in moves.items() if partition not in failures}
+    if cancelled:
+        cancelled_topics = list(dict.fromkeys(topic for topic, _ in cancelled))
+        if read_moves(client):
+            clear_throttle(client, [], cancelled_topics)  # the rates of the brokers are needed for the other moves
+        else:
+            remove_throttle(client, cancelled_topics, quiet=True)
     if json:
         print_json(moves_json(cancelled))
     else:
@@ -250,13 +290,33 @@ def remove_throttle(client: "Client", topics: Sequence[str], *, quiet: bool = Fa
 # Draining
 
 
-def drain(client: "Client", broker: int, execution: Execution, *, only_leaders: bool) -> int:
-    """Move all replicas, or only the leaderships, away from the broker. Return the exit code."""
+def registered_with(client: "Client", broker: int) -> list[ClusterBroker]:
+    """Return all registered brokers. Raises CommandError if `broker` is not one of them."""
     _, _, registered = read_brokers(client)
     if broker not in {other.number for other in registered}:
         raise CommandError(
             f"there is no broker {broker}; the cluster has {comma_separated(other.number for other in registered)}"
         )
+    return registered
+
+
+def unregister(client: "Client", broker: int) -> None:
+    """Remove the registration of a broker that does not run and has no replicas. Raises CommandError."""
+    registered = registered_with(client, broker)
+    remaining = [part for part in read_partitions(client) if broker in part.replicas]
+    if remaining:
+        raise CommandError(
+            f"broker {broker} has {counted(len(remaining), 'replica')}, for example of {remaining[0]}: move them away "
+            f"with tidelog cluster drain {broker} --execute, also if the broker is lost"
+        )
+    if not next(other.is_fenced for other in registered if other.number == broker):
+        raise CommandError(f"broker {broker} is active, and would register again: stop it first")
+    unregister_broker(client, broker)
+
+
+def drain(client: "Client", broker: int, execution: Execution, *, only_leaders: bool) -> int:
+    """Move all replicas, or only the leaderships, away from the broker. Return the exit code."""
+    registered = registered_with(client, broker)
     partitions = read_partitions(client)
     if not only_leaders:
         others = [other.number for other in registered if other.number != broker and not other.is_fenced]

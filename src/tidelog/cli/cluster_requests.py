@@ -83,6 +83,14 @@ def alter_reassignments(
     }
 
 
+def unregister_broker(client: "Client", broker: int) -> None:
+    """Remove the registration of a broker that does not run. Raises CommandError."""
+    from tidelog.wire.messages.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
+
+    answer = ask_controller(client, UnregisterBrokerRequest(broker), UnregisterBrokerResponse)
+    raise_for_code(answer.error_code, answer.error_message)
+
+
 # Throttles
 
 

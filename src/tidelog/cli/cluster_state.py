@@ -101,6 +101,8 @@ class ClusterState(NamedTuple):
     be read; each with the reason."""
     unread_topics: int = 0
     """The number of topics that are not in `partitions`."""
+    warnings: list[str] = []  # noqa: RUF012 - never changed
+    """What the cluster lacks since it was grown from fewer brokers (cluster_growth.py), and the commands for it."""
 
     @property
     def fenced(self) -> list[int]:

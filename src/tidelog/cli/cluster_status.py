@@ -98,6 +98,8 @@ def print_status(state: ClusterState, *, all_partitions: bool) -> None:
         print_table(trouble_table(partitions if all_partitions else partitions[:SHOWN_PARTITIONS]))
         if len(partitions) > SHOWN_PARTITIONS and not all_partitions:
             print(f"... and {counted(len(partitions) - SHOWN_PARTITIONS, 'more partition')}; --all lists them")
+    for warning in state.warnings:
+        print_line(f"Warning: {warning}", "yellow")
 
 
 def summary_text(counts: dict[str, int], moving: int, unread_topics: int = 0) -> str:
@@ -231,6 +233,7 @@ def state_json(state: ClusterState) -> dict[str, Any]:
         "topics": len({part.topic for part in state.partitions}),
         "partitions": len(state.partitions),
         "problems": state.problems,
+        "warnings": state.warnings,
     }
     for trouble in TROUBLES:
         document[trouble.key] = [partition_json(part) for part in state.partitions if trouble.applies(part)]

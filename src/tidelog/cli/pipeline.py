@@ -334,6 +334,7 @@ def replay_command(
     pipeline_state = existing_state(state, name)
     confirm(f"Remove the checkpoint of {name}, and let the next run begin at {begin}?", yes)
     as_command(begin_again, pipeline_state, first)
+    print_notes(remaining_checkpoints(pipeline_state))
     print(f"The next run of {name} begins at {begin}.")
 
 
@@ -350,12 +351,13 @@ def reset_command(name: Name, state: StateOption = DEFAULT_STATE, yes: Yes = Fal
     pipeline_state = existing_state(state, name)
     confirm(f"Remove the checkpoint of {name}? The next run begins as declared.", yes)
     as_command(begin_again, pipeline_state, None, forget=True)
+    print_notes(remaining_checkpoints(pipeline_state))
     print(f"The state of {name} was removed.")
 
 
 def begin_again(state: PipelineState, begin: str | int | None, *, forget: bool = False) -> None:
-    """Remove the checkpoints in the state directory. Without `forget`, store where the next run begins. Raises
-    PipelineError if the pipeline runs.
+    """Remove the checkpoints. Without `forget`, store where the next run begins. Raises PipelineError if the pipeline
+    runs.
     """
     state.lock()
     try:
@@ -364,6 +366,12 @@ def begin_again(state: PipelineState, begin: str | int | None, *, forget: bool =
             state.create_identity(begin)
     finally:
         state.unlock()
+
+
+def remaining_checkpoints(state: PipelineState) -> list[str]:
+    """Return notes about the checkpoints that could not be removed."""
+    places = dict.fromkeys(each.place for each in state.obsolete())
+    return [f"the old checkpoint in {place} is removed by the next run of {state.pipeline}" for place in places]
 
 
 def existing_state(base: Path, name: str) -> PipelineState:

@@ -83,7 +83,7 @@ def run_pipelines(plan: RunPlan) -> list[str]:
             server = MetricsServer(plan.metrics_port, lambda: run.statuses)
             stack.callback(server.close)
             print(f"Metrics: http://localhost:{server.port}/metrics", file=sys.stderr, flush=True)
-        monitor = LagMonitor(plan.bootstrap, plan.pipelines, lambda: run.statuses)
+        monitor = LagMonitor(lambda: run.statuses)
         stack.callback(monitor.close)
         stack.enter_context(view)
         view.show(run.statuses)  # the start takes some seconds

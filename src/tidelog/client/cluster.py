@@ -46,6 +46,8 @@ class Cluster:
         self.seeds = seeds
         self.brokers: dict[int, Address] = {}
         self.topics: dict[str, Topic] = {}
+        self._newest: dict[TopicPartition, tuple[TopicId, PartitionLeader]] = {}
+        """The leader with the newest leader epoch of each partition, also after `forget`."""
         self.coordinators: dict[tuple[int, str], Address] = {}
         """Coordinators by type of key (`coordinators.KeyType.code`) and key. A caller removes an entry if a response
         shows that it is out of date."""
@@ -53,6 +55,10 @@ class Cluster:
     def update(self, response: MetadataResponse) -> dict[str, ApiError]:
         """Store a Metadata response. Return the error of each topic for which the broker answered with an error.
         These topics are removed from the cache.
+
+        A leader with an older leader epoch than the newest known one is ignored (KIP-320): the broker that names it may
+        be cut off from the metadata, and would answer as if later records did not exist. Without topic ids, the topic
+        could have been created again, so no leader is ignored.
         """
         self.brokers = {b.node_id: Address(b.host, b.port) for b in response.brokers}
         topic_errors: dict[str, ApiError] = {}
@@ -62,8 +68,21 @@ class Cluster:
                 self.topics.pop(name, None)
                 topic_errors[name] = error_for(topic.error_code, f"topic {name!r}: {error_name(topic.error_code)}")
             else:
-                self.topics[name] = _topic(name, topic)
+                self.topics[name] = self._topic(name, topic)
         return topic_errors
+
+    def _topic(self, name: str, topic: MetadataResponseTopic) -> Topic:
+        topic_id = TopicId(topic.topic_id)
+        leaders: dict[int, PartitionLeader] = {}
+        for item in sorted(topic.partitions, key=lambda p: p.partition_index):
+            partition = TopicPartition(name, item.partition_index)
+            leader = PartitionLeader(item.leader_id, item.leader_epoch)
+            known_id, known = self._newest.get(partition, (topic_id, leader))
+            if known_id == topic_id != NO_TOPIC_ID and known.epoch > leader.epoch >= 0:
+                leader = known
+            self._newest[partition] = topic_id, leader
+            leaders[item.partition_index] = leader
+        return Topic(name, topic_id, topic.is_internal, leaders)
 
     def contacts(self) -> list[Address]:
         """Return the addresses for requests that any broker can answer: first the known brokers, then the seeds.
@@ -88,9 +107,3 @@ class Cluster:
         """Remove these topics from the cache, so that the next use requests them again."""
         for name in topics:
             self.topics.pop(name, None)
-
-
-def _topic(name: str, topic: MetadataResponseTopic) -> Topic:
-    partitions = sorted(topic.partitions, key=lambda p: p.partition_index)
-    leaders = {p.partition_index: PartitionLeader(p.leader_id, p.leader_epoch) for p in partitions}
-    return Topic(name, TopicId(topic.topic_id), topic.is_internal, leaders)

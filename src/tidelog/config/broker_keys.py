@@ -171,8 +171,7 @@ KEYS: tuple[Key, ...] = (
         "log.cleaner.dedupe.buffer.size",
         LONG,
         "134217728",
-        doc="Memory for the keys of one compaction pass, at 192 bytes per key. "
-        "When it is full, the next pass compacts the rest.",
+        doc="Memory for the keys of one compaction pass, 192 bytes each. When full, the next pass compacts the rest.",
         effect=True,
     ),
     Key(

@@ -10,7 +10,7 @@ election chooses, in the same order as Kafka:
 
 1. the first active replica, in the order of the assignment, that is in the ISR;
 2. if the ISR is empty, the first active replica that is in the ELR;
-3. if the ISR and the ELR are empty, the last known leader, if it is active;
+3. if the ISR and the ELR are empty, the last known leader, if it is active and has its data directories;
 4. only if the topic has `unclean.leader.election.enable`, or if an administrator has requested an unclean election, the
    first active replica.
 
@@ -18,6 +18,9 @@ Rules 2 and 3 need the feature `eligible.leader.replicas.version`.
 
 Elections by rules 3 and 4 are unclean: the leader may lack committed records. So the state is marked as RECOVERING, and
 the ISR contains only the leader.
+
+In Kafka, rule 3 also elects a last known leader whose directory was replaced by an empty one. The other replicas then
+make their logs empty, too. Here such a leader is forgotten, and an administrator decides which replica leads.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -90,6 +93,9 @@ class Target(NamedTuple):
     recovery: int | None = None
     unclean_broker: int | None = None
     """A broker that may have lost records from its log. It is removed from the ISR and the ELR."""
+    has_lost_directory: bool = False
+    """Whether `unclean_broker` has lost a data directory, perhaps with all records. If it was the last known leader, it
+    is forgotten, unless the partition has no other replica."""
     prefer_first: bool = False
     """Whether the first replica becomes the leader if it may lead. Otherwise the current leader remains if possible."""
 
@@ -123,6 +129,8 @@ def next_state(state: PartitionState, target: Target, rules: ElectionRules, is_a
         # The last known leader is the leader that stops now. If the leader had already stopped while ELR was off, the
         # last known leader is the first of the members that remained in the ISR.
         last_known_elr = state.isr[:1] if state.leader == NO_LEADER else (state.leader,)
+    if target.has_lost_directory and target.unclean_broker in last_known_elr and len(replicas) > 1:
+        last_known_elr = ()
     begins_epoch = leader != state.leader or not set(state.replicas) <= set(replicas)
     new_state = PartitionState(
         leader,
@@ -215,21 +223,33 @@ def _directories(state: PartitionState, replicas: tuple[int, ...]) -> tuple[Dire
 
 
 def remove_broker(
-    changes: StateChanges, image: MetadataImage, broker_id: int, rules: TopicRules, *, unclean_stop: bool = False
+    changes: StateChanges,
+    image: MetadataImage,
+    broker_id: int,
+    rules: TopicRules,
+    *,
+    unclean_stop: bool = False,
+    has_lost_directory: bool = False,
 ) -> Steps[None]:
     """Collect the changes after a broker has stopped: it leads no partition any more, and is removed from every ISR.
 
     Without ELR, the broker remains in an ISR that has no other member. The partition then has no leader, unless the
     topic has `unclean.leader.election.enable` and another replica is active. `unclean_stop` says that the broker may
-    have lost records from its logs; then it is also removed from every ELR.
+    have lost records from its logs; then it is also removed from every ELR. `has_lost_directory` says that it has also
+    lost a data directory, so that it may have no records at all: see `Target`.
     """
 
     def is_concerned(state: PartitionState) -> bool:
-        return broker_id in state.isr or (unclean_stop and broker_id in state.elr)
+        return (
+            broker_id in state.isr
+            or (unclean_stop and broker_id in state.elr)
+            or (has_lost_directory and broker_id in state.last_known_elr)
+        )
 
     def without_broker(state: PartitionState, topic_rules: ElectionRules) -> PartitionState:
         isr = tuple(replica for replica in state.isr if replica != broker_id)
-        target = Target(isr=isr, unclean_broker=broker_id if unclean_stop else None)
+        unclean_broker = broker_id if unclean_stop else None
+        target = Target(isr=isr, unclean_broker=unclean_broker, has_lost_directory=has_lost_directory)
         return next_state(state, target, topic_rules, is_active)
 
     def is_active(replica: int) -> bool:

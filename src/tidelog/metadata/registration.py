@@ -77,7 +77,8 @@ def register_broker(
     `other_run_has_lease` says that another process has this broker's lease. While the level of
     `tidelog.metadata.version` is 1 or higher, the journal entry with the registration also ends the earlier run: the
     broker leads no partition any more and is removed from all ISRs. It is also removed from all ELRs if the earlier run
-    may have lost records.
+    may have lost records. If a data directory is missing, it is forgotten as the last known leader of partitions that
+    have other replicas.
 
     Raises ApiError:
 
@@ -115,7 +116,10 @@ def register_broker(
     records: list[JournalRecord] = [registered]
     if image.metadata_level > 0:
         is_unclean = not _has_acknowledged_records(current, request)
-        records += yield from _end_of_broker(image, broker_id, config, unclean_stop=is_unclean)
+        has_lost_directory = current is not None and any(d not in request.directories for d in current.directories)
+        records += yield from _end_of_broker(
+            image, broker_id, config, unclean_stop=is_unclean, has_lost_directory=has_lost_directory
+        )
     return JournalDecision(records, registered.epoch)
 
 
@@ -147,10 +151,22 @@ def _has_acknowledged_records(current: BrokerRegistration | None, request: Regis
 
 
 def _end_of_broker(
-    image: MetadataImage, broker_id: int, config: BrokerConfig, *, unclean_stop: bool = False
+    image: MetadataImage,
+    broker_id: int,
+    config: BrokerConfig,
+    *,
+    unclean_stop: bool = False,
+    has_lost_directory: bool = False,
 ) -> Steps[list[JournalRecord]]:
     changes = StateChanges(image)
-    yield from remove_broker(changes, image, broker_id, TopicRules(image, config), unclean_stop=unclean_stop)
+    yield from remove_broker(
+        changes,
+        image,
+        broker_id,
+        TopicRules(image, config),
+        unclean_stop=unclean_stop,
+        has_lost_directory=has_lost_directory,
+    )
     return changes.records()
 
 

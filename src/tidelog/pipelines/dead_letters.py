@@ -10,7 +10,7 @@ The range of offsets comes from the checkpoint, where Spark writes it before it 
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -45,9 +45,11 @@ class DeadLetters:
         query: str,
         checkpoint: Path,
         sources: Mapping[str, Topic],
+        positions: Callable[[], Sequence[str | None]],
         counts: Callable[[], Mapping[str, Counts]],
     ) -> None:
-        """`sources` are the sources with a value format whose dead letters this query writes, by parameter. `counts`
+        """`sources` are the sources with a value format whose dead letters this query writes, by parameter. `positions`
+        returns their parameters by the position of the source in the checkpoint; None for other sources. `counts`
         returns the counts of the current micro-batch by parameter; an empty mapping if they are unknown.
         """
         self._topic = topic
@@ -55,6 +57,7 @@ class DeadLetters:
         self._query = query
         self._checkpoint = checkpoint
         self._sources = sources
+        self._positions = positions
         self._counts = counts
         self._last_planned = last_planned_batch(checkpoint)
 
@@ -65,7 +68,7 @@ class DeadLetters:
         # If the sink wrote this micro-batch before a restart, it does not compute the micro-batch again. Then the
         # counts are zero although there may be records that cannot be parsed.
         counts = {} if batch_id <= self._last_planned else self._counts()
-        ranges = micro_batch_ranges(self._checkpoint, batch_id, self._sources)
+        ranges = micro_batch_ranges(self._checkpoint, batch_id, self._positions())
         written = 0
         for parameter, source in self._sources.items():
             wanted = ranges.get(parameter, {})
@@ -85,7 +88,7 @@ class DeadLetters:
         records = source.read_range(self._context, ranges)
         unparsed = records.where(source.unparsed())
         observation = Observation()
-        letters = dead_letter_columns(unparsed, self._context.pipeline).observe(
+        letters = dead_letter_columns(unparsed, self._context.pipeline, parameter).observe(
             observation, f.count(f.lit(1)).alias("count")
         )
         options = {"kafka.bootstrap.servers": self._context.bootstrap, "topic": self._topic}
@@ -94,9 +97,10 @@ class DeadLetters:
         return int(observation.get["count"])
 
 
-def dead_letter_columns(unparsed: "DataFrame", pipeline: str) -> "DataFrame":
+def dead_letter_columns(unparsed: "DataFrame", pipeline: str, source: str) -> "DataFrame":
     """Return key, value and headers of the dead letters. Key and value are those of the record. The headers are reason,
-    topic, partition, offset, timestamp (in milliseconds) and pipeline, and after them the headers of the record.
+    topic, partition, offset, timestamp (in milliseconds), pipeline and source, and after them the headers of the
+    record. `source` is the parameter of the source.
     """
     from pyspark.sql import functions as f
 
@@ -107,6 +111,7 @@ def dead_letter_columns(unparsed: "DataFrame", pipeline: str) -> "DataFrame":
         "offset": f.col("offset").cast("string"),
         "timestamp": f.unix_millis("timestamp").cast("string"),
         "pipeline": f.lit(pipeline),
+        "source": f.lit(source),
     }
     own = [f.struct(f.lit(name).alias("key"), text.cast("binary").alias("value")) for name, text in fields.items()]
     none = f.array().cast("array<struct<key: string, value: binary>>")
@@ -114,16 +119,21 @@ def dead_letter_columns(unparsed: "DataFrame", pipeline: str) -> "DataFrame":
     return unparsed.select("key", "value", headers.alias("headers"))
 
 
-def micro_batch_ranges(checkpoint: Path, batch_id: int, sources: Mapping[str, Topic]) -> dict[str, Ranges]:
+def micro_batch_ranges(checkpoint: Path, batch_id: int, positions: Sequence[str | None]) -> dict[str, Ranges]:
     """Return the ranges of offsets of a micro-batch, by the parameter of the source.
 
-    A source that the query does not read has no entry.
+    `positions` are the parameters by the position of the source in the checkpoint; None for sources that are not
+    wanted. Raises PipelineError if the checkpoint cannot be read.
     """
     ends = _offsets(checkpoint, batch_id)
+    if len(ends) != len(positions):
+        raise PipelineError(
+            f"the checkpoint {checkpoint} has offsets of {len(ends)} sources, but the query has {len(positions)}: if"
+            " the sources of the pipeline were changed, begin again with tidelog pipeline replay"
+        )
     begins = _offsets(checkpoint, batch_id - 1) if batch_id else [{} for _ in ends]
     ranges: dict[str, Ranges] = {}
-    for position, end in enumerate(ends):
-        parameter = _source_of(end, sources)
+    for position, (parameter, end) in enumerate(zip(positions, ends, strict=True)):
         if parameter is None:
             continue
         begin = begins[position] if position < len(begins) else {}
@@ -148,26 +158,6 @@ def last_planned_batch(checkpoint: Path) -> int:
         return max((int(path.name) for path in (checkpoint / "offsets").iterdir() if path.name.isdecimal()), default=-1)
     except FileNotFoundError:
         return -1
-
-
-def _source_of(offset: Mapping[str, Any], sources: Mapping[str, Topic]) -> str | None:
-    topics = [name for name in offset if name != BEGINNINGS]
-    if not all(isinstance(offset[name], dict) for name in topics):
-        return None  # the offset of a source that is not a topic
-    if not topics:
-        return None
-    for parameter, source in sources.items():
-        if source.pattern is None and source.reads(topics):
-            return parameter
-    matching = [
-        parameter for parameter, source in sources.items() if source.pattern is not None and source.reads(topics)
-    ]
-    if len(matching) > 1:
-        raise PipelineError(
-            f"the patterns of sources {' and '.join(matching)} both match topic {topics[0]}, so its dead letters"
-            " would be written twice: use patterns that exclude each other"
-        )
-    return matching[0] if matching else None
 
 
 def _offsets(checkpoint: Path, batch_id: int) -> list[dict[str, Any]]:

@@ -5,15 +5,12 @@ thread of their own, because a broker that does not answer must not stop the dis
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tidelog.client.blocking import Client, ClientConfig
 from tidelog.client.operations import LATEST, READ_COMMITTED, FetchLimits
 from tidelog.model.ids import TopicPartition
-from tidelog.pipelines.declarations import Pipeline
-from tidelog.pipelines.mirrors import Mirror
 from tidelog.pipelines.status import PipelineStatus
-from tidelog.pipelines.topics import Topic
 from tidelog.runtime.clock import SystemClock
 from tidelog.wire.batches import BatchHeader
 
@@ -24,12 +21,8 @@ CONFIG = ClientConfig(client_id="tidelog-pipeline-lag", default_api_timeout_ms=5
 class LagMonitor:
     """Sets `lag_records` and `lag_ms` of the queries' figures until `finish` or `close`."""
 
-    def __init__(
-        self, bootstrap: str, pipelines: Sequence[Pipeline], statuses: Callable[[], Sequence[PipelineStatus]]
-    ) -> None:
-        """`bootstrap` are the brokers of the sources that name none. `statuses` returns the figures to complete."""
-        self._bootstrap = bootstrap
-        self._pipelines = {each.name: each for each in pipelines}
+    def __init__(self, statuses: Callable[[], Sequence[PipelineStatus]]) -> None:
+        """`statuses` returns the figures to complete."""
         self._statuses = statuses
         self._clients: dict[str, Client] = {}
         self._stop = threading.Event()
@@ -41,7 +34,7 @@ class LagMonitor:
             for status in self._statuses():
                 for query in status.queries:
                     if query.offsets:
-                        query.lag_records, query.lag_ms = self.measure(status.pipeline, query.offsets)
+                        query.lag_records, query.lag_ms = self.measure(query.offsets)
 
     def finish(self) -> None:
         """Measure a last time, when the queries have ended: the last measurement may be older than their last
@@ -54,25 +47,25 @@ class LagMonitor:
             for query in status.queries:
                 query.lag_records, query.lag_ms = None, None
                 if query.offsets and has_answer:
-                    query.lag_records, query.lag_ms = self.measure(status.pipeline, query.offsets)
+                    query.lag_records, query.lag_ms = self.measure(query.offsets)
                     # If the brokers did not answer, each further measurement would also wait until its timeout.
                     has_answer = query.lag_records is not None
 
-    def measure(self, pipeline: str, offsets: Mapping[str, Mapping[str, int]]) -> tuple[int | None, int | None]:
-        """Return the number of records of the pipeline's topics from these offsets to the ends, and the age of the
-        oldest one in milliseconds.
+    def measure(self, offsets: Mapping[str, Mapping[str, Mapping[str, int]]]) -> tuple[int | None, int | None]:
+        """Return the number of records from these offsets to the ends, and the age of the oldest one in milliseconds.
+        The offsets are given by brokers, topic and partition.
 
         Both are None if the brokers do not answer. The number counts offsets. After compaction and transactions, there
         are fewer records than offsets.
         """
         records, oldest_ms = 0, None
         try:
-            for servers, topics in topics_by_cluster(self._pipelines[pipeline], offsets, self._bootstrap).items():
+            for servers, topics in offsets.items():
                 client = self._client(servers)
                 positions = {
                     TopicPartition(topic, int(number)): offset
-                    for topic in topics
-                    for number, offset in offsets[topic].items()
+                    for topic, partitions in topics.items()
+                    for number, offset in partitions.items()
                 }
                 ends = client.list_offsets(dict.fromkeys(positions, LATEST), READ_COMMITTED)
                 for tp, offset in positions.items():
@@ -104,18 +97,3 @@ class LagMonitor:
         self._thread.join(CONFIG.default_api_timeout_ms / 1000)
         for client in self._clients.values():
             client.close()
-
-
-def topics_by_cluster(pipeline: Pipeline, topics: Iterable[str], bootstrap: str) -> dict[str, list[str]]:
-    """Return the topics by the brokers from which the pipeline's sources read them. `bootstrap` are the brokers of the
-    sources that name none.
-    """
-    sources = [each for each in pipeline.sources.values() if isinstance(each, Topic | Mirror)]
-    servers = [(each.source if isinstance(each, Mirror) else each.bootstrap) or bootstrap for each in sources]
-    if len(set(servers)) == 1:  # the usual case; `reads`, which may start Java to match a pattern, is not needed
-        return {servers[0]: list(topics)}
-    by_cluster: dict[str, list[str]] = {}
-    for topic in topics:
-        found = next((at for source, at in zip(sources, servers, strict=True) if source.reads([topic])), bootstrap)
-        by_cluster.setdefault(found, []).append(topic)
-    return by_cluster

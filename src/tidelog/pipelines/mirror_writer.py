@@ -4,6 +4,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tidelog.client.blocking import Client, ClientConfig
@@ -169,15 +170,23 @@ class MirrorWriter:
         self._partition_counts = self._matcher.topics(self._source)
         self._topics.follow(self._partition_counts)
         plan = self._store.plan
-        if plan is None or plan.position != position:
+        if plan is not None and plan.position == position:
+            self._write_records(batch, position.batch)
+        else:
             if plan is not None and plan.position.query != self._query and plan.position != stored:
                 self._check_unfinished(plan)
-            runs = source_runs(batch)
-            ends = self._target.ends(self._in_target(tp) for tp in runs)
-            plan = Plan(position, {tp: ends[self._in_target(tp)] for tp in runs}, runs)
-            self._store.save_plan(plan)
-        self._write_records(batch, position.batch)
+            with kept_on_disk(batch) as rows:
+                plan = self._planned(rows, position)
+                self._write_records(rows, position.batch)
         self._store.save(self._entries(plan), position)
+
+    def _planned(self, rows: "DataFrame", position: Position) -> Plan:
+        """Store and return the plan of a micro-batch that no attempt has written yet."""
+        runs = source_runs(rows)
+        ends = self._target.ends(self._in_target(tp) for tp in runs)
+        plan = Plan(position, {tp: ends[self._in_target(tp)] for tp in runs}, runs)
+        self._store.save_plan(plan)
+        return plan
 
     def close(self) -> None:
         """Close the connections. Move the groups a last time, unless a micro-batch has failed. This takes at most
@@ -276,6 +285,22 @@ class MirrorWriter:
                     " be open"
                 )
             time.sleep(0.02)
+
+
+@contextmanager
+def kept_on_disk(batch: "DataFrame") -> Iterator["DataFrame"]:
+    """Return the micro-batch for a block that computes it several times, so that its topics are read only once.
+
+    The first computation stores the rows in Spark's local directories (`spark.local.dir`). They are removed at the end
+    of the block. If an executor ends with its part of the rows, Spark reads this part again.
+    """
+    from pyspark import StorageLevel
+
+    kept = batch.persist(StorageLevel.DISK_ONLY)
+    try:
+        yield kept
+    finally:
+        kept.unpersist()
 
 
 def source_runs(batch: "DataFrame") -> dict[TopicPartition, list[Run]]:

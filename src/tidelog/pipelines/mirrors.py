@@ -7,12 +7,12 @@ translated to offsets of the target, and committed there. Reading guide: this mo
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext, pipeline
-from tidelog.pipelines.topics import matcher, task_limit
+from tidelog.pipelines.topics import task_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,10 +73,6 @@ class Mirror:
         """
         own_copies = rf"|\Q{self.prefix}\E.*" if self.prefix else ""
         return f"^(?!(?:{self.exclude}{own_copies})$)(?:{self.topics})$"
-
-    def reads(self, topics: Collection[str]) -> bool:
-        """Return whether all these topics are copied. Java evaluates the pattern."""
-        return matcher(self.pattern).topics_among(topics) == set(topics)
 
     def load(self, context: SourceContext) -> "DataFrame":
         from tidelog.pipelines.mirror_writer import starting_options

@@ -25,6 +25,7 @@ from tidelog.pipelines.declarations import (
 )
 from tidelog.pipelines.failures import cause_text, first_line
 from tidelog.pipelines.loading import send_functions_by_value
+from tidelog.pipelines.plan_sources import QuerySource, in_reports, loads_of, sources_of_query, streams_with_option
 from tidelog.pipelines.state import Identity, PipelineState
 from tidelog.pipelines.status import QueryStatus, update_from_progress
 from tidelog.pipelines.stopping import SPARK_STOP_MAX_S, STOP_MAX_S, NotStopped, call_all, is_stop_timeout
@@ -58,7 +59,7 @@ class RunContext(NamedTuple):
     bootstrap: str
     once: bool
     checkpoints: str | None = None
-    """Directory or URI of the checkpoints; None if they are in the state directory."""
+    """Directory or URI of the checkpoints (see `checkpoints`); None if they are in the state directory."""
     settings: Mapping[str, str] = MappingProxyType({})
     """Settings of Spark for the whole run. They override the settings of the pipelines."""
 
@@ -111,12 +112,15 @@ class RunningQuery:
         self._has_query = threading.Event()
         self._stopping = threading.Event()
         self._last_report = ""
+        self._jvm: Any = None
+        self._sources: list[QuerySource] = []
         self._letters_by_batch: dict[int, int] = {}
         """Number of dead letters of the micro-batches that Spark has not reported yet."""
         self.error: Exception | None = None
         """The exception of the write that failed. Spark's own exception contains only its text."""
 
     def start(self, frame: "DataFrame", pipeline: Pipeline, name: str, checkpoint: str, *, once: bool) -> None:
+        self._jvm = frame.sparkSession._jvm
         writer = frame.writeStream.queryName(name).outputMode(pipeline.output_mode)
         writer = writer.option("checkpointLocation", checkpoint).foreachBatch(self._write)
         if once:
@@ -173,6 +177,13 @@ class RunningQuery:
         except (Py4JError, AttributeError, TypeError):
             return {}
 
+    def sources(self) -> list[QuerySource]:
+        """Return the sources by their position in the checkpoint. The query must have begun its first micro-batch."""
+        assert self._query is not None
+        if not self._sources:
+            self._sources = sources_of_query(self._query._jsq, self._jvm)
+        return self._sources
+
     @property
     def is_active(self) -> bool:
         return self._query is not None and self._query.isActive
@@ -194,7 +205,8 @@ class RunningQuery:
         keys = [_report_key(each) for each in reports]
         begin = keys.index(self._last_report) + 1 if self._last_report in keys else 0
         for report in reports[begin:]:
-            update_from_progress(self.status, report)
+            servers = [source.servers for source in in_reports(self.sources())] if report.get("sources") else []
+            update_from_progress(self.status, report, servers)
             reported = [batch for batch in list(self._letters_by_batch) if batch <= report["batchId"]]
             self.status.dead_letters += sum(self._letters_by_batch.pop(batch) for batch in reported)
         if keys:
@@ -267,13 +279,16 @@ def start_queries(
     context = SourceContext(session, run.bootstrap, pipeline.name, is_streaming=True, begin=identity.begin)
     frames: dict[str, DataFrame] = {}
     letter_sources: dict[str, Topic] = {}
+    letter_loads: dict[int, str] = {}
     drop = pipeline.dead_letters is not None
     for parameter, source in pipeline.sources.items():
         with _source_errors(pipeline, parameter, source):
             if isinstance(source, Topic) and source.value is not None:
                 records = source.records(context)
                 frames[parameter] = source.parsed(records, pipeline.name, METRIC + parameter, drop_unparsed=drop)
-                letter_sources |= {parameter: source} if drop else {}
+                if drop:
+                    letter_sources[parameter] = source
+                    letter_loads |= dict.fromkeys(loads_of(frames[parameter]), parameter)
             else:
                 frames[parameter] = source.load(context)
     if pipeline.dead_letters is not None:
@@ -287,20 +302,21 @@ def start_queries(
                 f"pipeline {pipeline.name}: dead_letters is set, but no source supports it: only topic() with a format,"
                 " as in topic('sales', value=json(...)), puts records aside"
             )
-        _refuse_shared_topics(pipeline, letter_sources)
         ensure_topic(run.bootstrap, pipeline.dead_letters, DEAD_LETTER_PARTITIONS, {}, f"pipeline {pipeline.name}", "")
     results = results_of(pipeline, frames)
     refuse_shared_pages(pipeline, results)
     running: list[RunningQuery] = []
-    remaining = dict(letter_sources)
     try:
         for sink_name, frame in results.items():
-            read_here = {parameter: remaining.pop(parameter) for parameter in _sources_in(frame, remaining)}
+            loads = loads_of(frame)
+            read_here = {load: parameter for load, parameter in letter_loads.items() if load in loads}
+            for load in read_here:
+                del letter_loads[load]  # the first query that reads the source writes its dead letters
             query = f"{pipeline.name}.{identity.id}"
             if list(pipeline.sinks) != [pipeline.name]:
                 query = f"{pipeline.name}.{sink_name}.{identity.id}"
             checkpoint = state.checkpoint(identity, sink_name)
-            place = f"{run.checkpoints.rstrip('/')}/{query}" if run.checkpoints else str(checkpoint)
+            place = f"{run.checkpoints}/{query}" if run.checkpoints else str(checkpoint)
             state.check_checkpoint(identity, sink_name, run.checkpoints)
             sink_context = SinkContext(session, run.bootstrap, pipeline.name, query, pipeline.output_mode)
             running.append(
@@ -315,6 +331,7 @@ def start_queries(
                     context,
                     sink_context,
                     place,
+                    letter_sources,
                     read_here,
                     once=run.once,
                 )
@@ -349,12 +366,16 @@ def _start_query(
     sink_context: SinkContext,
     checkpoint: str,
     letter_sources: Mapping[str, Topic],
+    letter_loads: Mapping[int, str],
     *,
     once: bool,
 ) -> RunningQuery:
+    """Start the query. `letter_sources` are the sources with dead letters, by parameter. `letter_loads` are the
+    parameters of those whose dead letters this query writes, by `QuerySource.load`.
+    """
     from pyspark.errors import PySparkException
 
-    if letter_sources:
+    if letter_loads:
         assert pipeline.dead_letters is not None
         counts: Callable[[], Mapping[str, Counts]] = query.counts
         query.dead_letters = DeadLetters(
@@ -362,7 +383,8 @@ def _start_query(
             replace(source_context, is_streaming=False),
             sink_context.query,
             Path(checkpoint),
-            letter_sources,
+            {parameter: letter_sources[parameter] for parameter in letter_loads.values()},
+            lambda: [letter_loads.get(source.load) for source in query.sources()],
             counts,
         )
     sink_context.spark.sparkContext.setLocalProperty("spark.scheduler.pool", pipeline.name)
@@ -377,45 +399,25 @@ def _start_query(
     return query
 
 
-def _sources_in(frame: "DataFrame", sources: Mapping[str, Topic]) -> list[str]:
-    """Return the sources that this DataFrame reads. Its plan contains the names of their metrics."""
-    plan = frame._jdf.queryExecution().analyzed().toString()
-    return [parameter for parameter in sources if f"{METRIC}{parameter}," in plan]
-
-
 def refuse_shared_pages(pipeline: Pipeline, results: "Mapping[str, DataFrame]") -> None:
-    """Raise PipelineError if an `http()` source has several readers. Each reader removes pages from the staging
-    directory when its own micro-batch is committed, although another reader may still need them.
+    """Raise PipelineError if the pages of an `http()` source have several readers. Each reader removes pages from the
+    staging directory when its own micro-batch is committed, although another reader may still need them.
 
-    There is one reader for each sink, and for each use of the source in the DataFrame of a sink.
+    Each sink has its own readers. One sink has several readers of a source that it joins with itself.
     """
     from tidelog.pipelines.sinks.http import Http
-    from tidelog.pipelines.sources.http import pages_alias
+    from tidelog.pipelines.sources.http import STAGING
 
-    sources = {
-        pages_alias(each.staging): each for each in pipeline.sources.values() if isinstance(each, Http) and each.staging
-    }
-    plans = {sink: frame._jdf.queryExecution().analyzed().toString() for sink, frame in results.items() if sources}
-    for alias, source in sources.items():
-        counts = {sink: plan.count(alias) for sink, plan in plans.items() if alias in plan}
-        if sum(counts.values()) > 1:
-            sinks = list(counts)
-            readers = f"sink {sinks[0]} reads {source.describe()} twice"
-            if len(sinks) > 1:
-                readers = f"sinks {' and '.join(sinks)} both read {source.describe()}"
+    if not any(isinstance(source, Http) for source in pipeline.sources.values()):
+        return
+    readers: dict[str, list[str]] = {}
+    for sink, frame in results.items():
+        for directory in streams_with_option(frame, STAGING):
+            readers.setdefault(directory, []).append(sink)
+    for directory, sinks in readers.items():
+        if len(sinks) > 1:
+            who = f"sinks {' and '.join(sinks)} read" if len(set(sinks)) > 1 else f"sink {sinks[0]} reads twice"
             raise PipelineError(
-                f"pipeline {pipeline.name}: {readers}, and would remove pages from {source.staging} that are still"
-                " needed: write the records to one sink, for example a topic, and read this topic in another pipeline"
+                f"pipeline {pipeline.name}: {who} the pages of http() in {directory}, and would remove pages that are"
+                " still needed: write the records to one sink, for example a topic, and read it in another pipeline"
             )
-
-
-def _refuse_shared_topics(pipeline: Pipeline, sources: Mapping[str, Topic]) -> None:
-    owners: dict[str, str] = {}
-    for parameter, source in sources.items():
-        for name in source.names:
-            other = owners.setdefault(name, parameter)
-            if other != parameter:
-                raise PipelineError(
-                    f"pipeline {pipeline.name}: sources {other} and {parameter} both read topic {name}, so its dead"
-                    " letters would be written twice: declare the topic as one source and use its DataFrame twice"
-                )

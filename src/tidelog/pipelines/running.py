@@ -3,10 +3,12 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from tidelog.pipelines.checkpoints import place_of_checkpoints, remove_with_spark
 from tidelog.pipelines.declarations import Pipeline, PipelineError
 from tidelog.pipelines.failures import cause_text, is_permanent
 from tidelog.pipelines.loading import declared_pipeline
@@ -15,7 +17,7 @@ from tidelog.pipelines.session import pipeline_session, start_session
 from tidelog.pipelines.starting import Start
 from tidelog.pipelines.state import DEFAULT_STATE, PipelineState
 from tidelog.pipelines.status import DONE, FAILED, RUNNING, STARTING, STOPPED, WAITING, PipelineStatus
-from tidelog.pipelines.stopping import STOP_MAX_S, NotStopped, call_all
+from tidelog.pipelines.stopping import STOP_MAX_S, Ending, call_all
 from tidelog.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -48,6 +50,11 @@ class RunningPipeline:
         self._state = state
         self._queries: list[RunningQuery] = []
         self._starting: Start | None = None
+        self._ending: Ending | None = None
+        """The end of the queries of the last start, until it is over. Before that, the pipeline does not start again,
+        and the run does not end."""
+        self._ends_after_failure = False
+        """Whether a failure has caused this end. The error of the status is then this failure."""
         self._failures_in_a_row = 0
         self._restart_at_s = 0.0
         self._stopping = False
@@ -81,12 +88,16 @@ class RunningPipeline:
         self.status.state = RUNNING
 
     def step(self, now_s: float) -> None:
-        """Update the figures and the state. Restart the pipeline when its pause after a failure is over."""
+        """Update the figures and the state. Restart the pipeline when its pause after a failure is over and its queries
+        have ended. This never waits for a query.
+        """
+        if self._ending is not None and self._ending.has_ended:
+            self._finish_ending(self._ending)
         if self._starting is not None and self._starting.has_ended:
             self._finish_start(self._starting, now_s)
         if self.status.state == WAITING:
             self.status.restart_in_s = max(self._restart_at_s - now_s, 0.0)
-            if now_s >= self._restart_at_s:
+            if now_s >= self._restart_at_s and self._ending is None:
                 self.status.restarts += 1
                 self.start()
             return
@@ -102,13 +113,12 @@ class RunningPipeline:
         if self._stopping:
             failures = [error for error in failures if StopRequested.__name__ not in str(error)]
         if failures:
-            error = failures[0]
-            self._close_queries()
-            self._fail(error, now_s)
+            self._end_queries(after_failure=True)
+            self._fail(failures[0], now_s)
         elif len(ended) == len(self._queries):
             for query in self._queries:
                 query.update_status()
-            self._close_queries()
+            self._end_queries()
             self.status.state = STOPPED if self._stopping else DONE
 
     def _fail(self, error: Exception, now_s: float) -> None:
@@ -134,7 +144,7 @@ class RunningPipeline:
     def stop_idle_queries(self) -> None:
         """After `request_stop`: stop the queries that are between two micro-batches."""
         if self.status.state == RUNNING:
-            self._stop_queries([query for query in self._queries if not query.is_in_batch()])
+            Ending([query.stop for query in self._queries if not query.is_in_batch()], STOP_MAX_S).result()
 
     def stop_now(self) -> None:
         """Interrupt the queries, and wait up to STOP_MAX_S. If a start or a query has not ended then, the error of the
@@ -148,30 +158,33 @@ class RunningPipeline:
             if started is None:
                 self.status.error = f"pipeline {self.pipeline.name}: its start has not ended within {STOP_MAX_S:g} s"
                 logger.warning("pipeline_not_stopped %s", self.status.error)
-        self._close_queries()
+        if self._ending is not None:
+            self._finish_ending(self._ending)
+        self._finish_ending(self._end_queries())
         if self.status.state in (RUNNING, STARTING, WAITING):
             self.status.state = STOPPED
 
-    def _close_queries(self) -> None:
-        """Stop all queries. A query that does not end in time is left alone, so a second call does not wait for it."""
+    def _end_queries(self, *, after_failure: bool = False) -> Ending:
+        """Begin to stop all queries. A query that does not end in time is left alone: no later call waits for it."""
         queries, self._queries = self._queries, []
-        if not_stopped := self._stop_queries(queries):
-            self.status.error = f"pipeline {self.pipeline.name}: {not_stopped}"
-            logger.warning("pipeline_not_stopped %s", self.status.error)
+        self._ends_after_failure = after_failure
+        self._ending = Ending([query.stop for query in queries], STOP_MAX_S)
+        return self._ending
 
-    def _stop_queries(self, queries: Sequence[RunningQuery]) -> str:
-        """Stop these queries. Return a text that names those that have not ended in time; an empty text if all have
-        ended.
+    def _finish_ending(self, ending: Ending) -> None:
+        """Wait for the end of the queries. If some have not ended in time, the error of the status names them, unless a
+        failure has caused the end.
         """
-        errors = call_all([query.stop for query in queries], STOP_MAX_S)
-        for error in errors:
-            if not isinstance(error, NotStopped):
-                raise error
-        return "; ".join(map(str, errors))
+        self._ending = None
+        if not_stopped := ending.result():
+            text = f"pipeline {self.pipeline.name}: {not_stopped}"
+            logger.warning("pipeline_not_stopped %s", text)
+            if not self._ends_after_failure:
+                self.status.error = text
 
     @property
     def has_ended(self) -> bool:
-        return self.status.state in (DONE, FAILED, STOPPED)
+        return self.status.state in (DONE, FAILED, STOPPED) and self._ending is None
 
     def write_status(self) -> None:
         document = self.status.document() | {"time_ms": SystemClock.now_ms()}
@@ -195,8 +208,9 @@ class Run:
     ) -> None:
         """`begin` is where a pipeline begins if it has not written a micro-batch yet. The other pipelines continue."""
         self._states = [PipelineState(state, each.name) for each in pipelines]
-        context = RunContext(bootstrap, once, checkpoints, settings)
-        self._checkpoints = checkpoints
+        self._checkpoints = None if checkpoints is None else place_of_checkpoints(checkpoints)
+        context = RunContext(bootstrap, once, self._checkpoints, settings)
+        self._spark = spark
         self._begin = begin
         self.pipelines = [
             RunningPipeline(each, spark, context, each_state)
@@ -212,6 +226,7 @@ class Run:
                     state.reset()
                     first = self._begin if self._begin is not None or identity is None else identity.begin
                     state.create_identity(first, self._checkpoints)
+                state.remove_obsolete(partial(remove_with_spark, self._spark))
         except BaseException:
             self.__exit__()
             raise

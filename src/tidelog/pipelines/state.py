@@ -3,22 +3,28 @@
 STATE/NAME/identity.json           the identity, and where its queries begin
 STATE/NAME/IDENTITY/SINK/          Spark's checkpoint of one query, unless --checkpoints names another place
 STATE/NAME/IDENTITY.SINK.started   exists when the query may have written a micro-batch
+STATE/NAME/obsolete.json           checkpoints in other places that are not removed yet
 STATE/NAME/status.json             the newest figures of the run
 STATE/NAME/lock                    locked by the process that runs the pipeline
 """
 
 import fcntl
 import json
+import logging
 import os
 import shutil
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tidelog.pipelines.checkpoints import ObsoleteCheckpoints, place_of_checkpoints, remove_local
 from tidelog.pipelines.declarations import PipelineError
 from tidelog.pipelines.sinks.stores import sync_directory
 from tidelog.runtime.clock import SystemClock
+
+logger = logging.getLogger("tidelog.pipelines")
 
 LOCK_PATIENCE_S = 1.0
 """Time for which `lock` tries again, in seconds."""
@@ -82,7 +88,9 @@ class PipelineState:
         if not (self.directory / f"{identity.id}.{sink}.started").exists():
             return
         remedy = f"restore it, or begin again with: tidelog pipeline replay {self.pipeline} --from TIME"
-        if checkpoints != identity.checkpoints:
+        # An earlier version stored relative paths.
+        stored = None if identity.checkpoints is None else place_of_checkpoints(identity.checkpoints)
+        if checkpoints != stored:
             here, before = (place or str(self.directory) for place in (checkpoints, identity.checkpoints))
             raise PipelineError(
                 f"pipeline {self.pipeline}: its checkpoints are in {before}, not in {here}: name the same place with"
@@ -96,14 +104,59 @@ class PipelineState:
         return self.directory / identity.id / sink
 
     def reset(self) -> None:
-        """Remove the identity, its figures and its checkpoints. Checkpoints outside the state directory remain."""
+        """Remove the identity, its figures and its checkpoints. Those that can only be removed with Spark, or not now,
+        are listed for `remove_obsolete`.
+        """
         identity = self.identity()
+        if identity is not None and identity.checkpoints is not None:
+            place = place_of_checkpoints(identity.checkpoints)
+            # They are listed before the identity is removed, which is the only other place that names them.
+            self._write_obsolete([*self.obsolete(), ObsoleteCheckpoints(place, self.pipeline, identity.id)])
         for name in ("identity.json", "status.json"):
             (self.directory / name).unlink(missing_ok=True)
         if identity is not None:
             shutil.rmtree(self.directory / identity.id, ignore_errors=True)
             for marker in self.directory.glob(f"{identity.id}.*.started"):
                 marker.unlink()
+        self.remove_obsolete(remove_local)
+
+    def obsolete(self) -> list[ObsoleteCheckpoints]:
+        """Return the checkpoints of earlier identities that are not removed yet."""
+        path = self.directory / "obsolete.json"
+        try:
+            return [
+                ObsoleteCheckpoints(place, self.pipeline, identity) for place, identity in json.loads(path.read_text())
+            ]
+        except FileNotFoundError:
+            return []
+        except (ValueError, TypeError) as error:
+            raise PipelineError(
+                f"pipeline {self.pipeline}: {path} is damaged ({error}): remove it; old checkpoints may then remain"
+                " under --checkpoints"
+            ) from None
+
+    def remove_obsolete(self, remove: Callable[[ObsoleteCheckpoints], bool]) -> None:
+        """Remove checkpoints of earlier identities with `remove`. Those for which it returns False or raises OSError
+        are tried again by the next call.
+        """
+        obsolete = self.obsolete()
+        remaining = []
+        for each in obsolete:
+            try:
+                is_removed = remove(each)
+            except OSError as error:
+                is_removed = False
+                logger.warning("checkpoints_not_removed place=%s identity=%s %s", each.place, each.identity, error)
+            if not is_removed:
+                remaining.append(each)
+        if remaining != obsolete:
+            self._write_obsolete(remaining)
+
+    def _write_obsolete(self, obsolete: list[ObsoleteCheckpoints]) -> None:
+        if obsolete:
+            self._write("obsolete.json", [[each.place, each.identity] for each in obsolete])
+        else:
+            (self.directory / "obsolete.json").unlink(missing_ok=True)
 
     def write_status(self, status: dict[str, Any]) -> None:
         self._write("status.json", status, durable=False)
@@ -124,7 +177,7 @@ class PipelineState:
             raise PipelineError(f"{path} has no JSON object")
         return status
 
-    def _write(self, name: str, document: dict[str, Any], *, durable: bool = True) -> None:
+    def _write(self, name: str, document: dict[str, Any] | list[Any], *, durable: bool = True) -> None:
         """Replace a file as a whole. A reader sees either the old or the new content."""
         self.directory.mkdir(parents=True, exist_ok=True)
         temporary = self.directory / f".{name}.new"

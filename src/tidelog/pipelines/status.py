@@ -1,6 +1,7 @@
 """The figures of running pipelines, for the live view, the status file, JSON lines and Prometheus."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
@@ -32,8 +33,9 @@ class QueryStatus:
     dead_letters: int = 0
     """Records that could not be parsed and were written to the topic of dead letters."""
     watermark: str | None = None
-    offsets: dict[str, dict[str, int]] = field(default_factory=dict)
-    """The next offset to process, by topic and partition."""
+    offsets: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
+    """The next offset to process, by brokers, topic and partition. The brokers are the addresses that the source has,
+    because topics of several clusters may have the same name."""
 
 
 @dataclass
@@ -54,13 +56,14 @@ TYPES: dict[Any, Any] = {
     float: float | int,
     float | None: float | int | None,
     list[QueryStatus]: list,
-    dict[str, dict[str, int]]: dict,
+    dict[str, dict[str, dict[str, int]]]: dict,
 }
 """The types of values in JSON, where these differ from the types of the fields."""
 
 
-def update_from_progress(status: QueryStatus, progress: dict[str, Any]) -> None:
-    """Add the figures of a progress report of Spark. Each report must be added once.
+def update_from_progress(status: QueryStatus, progress: dict[str, Any], servers: Sequence[str | None]) -> None:
+    """Add the figures of a progress report of Spark. Each report must be added once. `servers` are the brokers of the
+    sources in the report, in the same order; None for a source that reads no topics.
 
     The number of dead letters is not taken from the report, because its count of unparsed records is too high if the
     sink computed rows twice.
@@ -82,11 +85,16 @@ def update_from_progress(status: QueryStatus, progress: dict[str, Any]) -> None:
     status.state_bytes = sum(int(each.get("memoryUsedBytes") or 0) for each in operators)
     status.late_rows += sum(int(each.get("numRowsDroppedByWatermark") or 0) for each in operators)
     status.watermark = (progress.get("eventTime") or {}).get("watermark")
-    offsets: Offsets = {}
-    for source in progress.get("sources") or []:
-        offsets |= offsets_of_topics(source.get("endOffset"))
-    if offsets:
-        status.offsets = to_json_object(offsets)
+    offsets: dict[str, Offsets] = {}
+    for source, addresses in zip(progress.get("sources") or [], servers, strict=False):
+        if addresses is None:
+            continue
+        known = offsets.setdefault(addresses, {})
+        for tp, offset in offsets_of_topics(source.get("endOffset")).items():
+            # If two sources read the partition, the query is as far as the later one of them.
+            known[tp] = min(offset, known.get(tp, offset))
+    if any(offsets.values()):
+        status.offsets = {addresses: to_json_object(known) for addresses, known in offsets.items() if known}
 
 
 def status_of_document(document: dict[str, Any]) -> PipelineStatus:

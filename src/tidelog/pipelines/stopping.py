@@ -23,6 +23,34 @@ def is_stop_timeout(error: BaseException) -> bool:
     return SPARK_STOP_TIMEOUT in str(error)
 
 
+class Ending:
+    """The end of several queries, in a thread of its own, so that the other pipelines of a run continue."""
+
+    def __init__(self, stops: Sequence[Callable[[], None]], timeout_s: float) -> None:
+        """Make all calls now. They have `timeout_s` to end, as in `call_all`."""
+        self._errors: list[Exception] = []
+        self._thread = threading.Thread(target=self._run, args=(stops, timeout_s), name="end-queries", daemon=True)
+        self._thread.start()
+
+    def _run(self, stops: Sequence[Callable[[], None]], timeout_s: float) -> None:
+        self._errors = call_all(stops, timeout_s)
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether all calls have returned, or their time is over."""
+        return not self._thread.is_alive()
+
+    def result(self) -> str:
+        """Wait for the end. Return a text that names the queries that have not ended in time; an empty text if all have
+        ended. Raises the first error of a call that is not NotStopped.
+        """
+        self._thread.join()
+        for error in self._errors:
+            if not isinstance(error, NotStopped):
+                raise error
+        return "; ".join(map(str, self._errors))
+
+
 def call_all(stops: Sequence[Callable[[], None]], timeout_s: float) -> list[Exception]:
     """Make all calls at the same time, each in a thread of its own, and return their errors.
 

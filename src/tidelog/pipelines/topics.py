@@ -1,9 +1,8 @@
 """`topic()`: a topic as the source or the sink of a pipeline."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from tidelog.pipelines.brokers import connect, create_topic, partition_count
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from pyspark_tidelog.formats import Format
-    from pyspark_tidelog.topic_pattern import TopicPattern
 
 Tombstones = Literal["error", "keep", "skip"]
 
@@ -75,12 +73,6 @@ class Topic:
 
     # The source
 
-    def reads(self, topics: Collection[str]) -> bool:
-        """Return whether all these topics are among the topics of this source. A pattern is evaluated by Java."""
-        if self.pattern is None:
-            return set(topics) <= set(self.names)
-        return matcher(self.pattern).topics_among(topics) == set(topics)
-
     def load(self, context: SourceContext) -> "DataFrame":
         """Return the rows of the topics. A record that cannot be parsed makes the query fail."""
         return self.parsed(self.records(context), context.pipeline, f"records of {self.describe()}")
@@ -114,8 +106,6 @@ class Topic:
             return frame
         from pyspark.sql import functions as f
 
-        if self.tombstones == "skip":
-            frame = frame.where(f.col("value").isNotNull())
         return frame.withColumn(DECODED, self.value.decode(f.col("value")))
 
     def parsed(self, records: "DataFrame", pipeline: str, metric: str, *, drop_unparsed: bool = False) -> "DataFrame":
@@ -133,6 +123,9 @@ class Topic:
         observed = records.observe(
             metric, f.count(f.lit(1)).alias("records"), f.count(f.when(unparsed, 1)).alias("unparsed")
         )
+        if self.tombstones == "skip":
+            # After the observation, so that the number of records says whether all offsets were read.
+            observed = observed.where(f.col("value").isNotNull())
         if drop_unparsed:
             kept = observed.where(~unparsed)
         else:
@@ -155,7 +148,7 @@ class Topic:
         from pyspark.sql import functions as f
 
         failed = f.col(f"{DECODED}.error").isNotNull()
-        return failed & f.col("value").isNotNull() if self.tombstones == "keep" else failed
+        return failed if self.tombstones == "error" else failed & f.col("value").isNotNull()
 
     def _field_names(self) -> list[str]:
         assert self.value is not None
@@ -215,14 +208,6 @@ class Topic:
             f"pipeline {context.pipeline}",
             f"or declare topic({name!r}, partitions=N) to create it",
         )
-
-
-@cache
-def matcher(pattern: str) -> "TopicPattern":
-    """Return the matcher of a pattern of topics. It remembers the names that Java has checked."""
-    from pyspark_tidelog.topic_pattern import TopicPattern
-
-    return TopicPattern(pattern)
 
 
 def ensure_topic(

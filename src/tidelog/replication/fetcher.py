@@ -525,12 +525,21 @@ class Fetcher:
 
     def _fetch_when_allowed(self, followed: _Followed) -> None:
         """Name the partition in the next request, or after the pause that the throttle requires."""
+        if followed.partition.is_frozen:
+            self._leave_session(followed)
+            self._spawn(self._fetch_when_thawed(followed), "fetcher-frozen")
+            return
         pause_s = 0.0 if self._throttle is None else self._throttle.pause_s(followed.partition)
         if pause_s > 0:
             self._fetch_later(followed, pause_s)
         else:
             self._session.put(followed.key, followed.position())
             self._wake()
+
+    async def _fetch_when_thawed(self, followed: _Followed) -> None:
+        await followed.partition.wait_until_thawed()
+        if self._is_current(followed):
+            self._fetch_when_synced(followed)
 
     def _fetch_later(self, followed: _Followed, delay_s: float) -> None:
         self._leave_session(followed)

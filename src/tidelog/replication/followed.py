@@ -40,6 +40,15 @@ class FollowedPartition(Protocol):
         records are not durable.
         """
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether a request must not name the log's end yet. At the end of a move to another data directory, new
+        records are only in the copy, and a start after a crash would use the old log.
+        """
+
+    async def wait_until_thawed(self) -> None:
+        """Wait until the partition is not frozen."""
+
     def append_as_follower(self, data: memoryview, leader_epoch: int) -> None:
         """Append whole batches unchanged. `data` is valid only during the call.
 

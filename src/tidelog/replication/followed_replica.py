@@ -55,6 +55,13 @@ class FollowedReplica:
         log = self.partition.log
         return self.partition.config.durability == "fsync" and log.durable_offset < log.log_end_offset
 
+    @property
+    def is_frozen(self) -> bool:
+        return self.partition.frozen
+
+    async def wait_until_thawed(self) -> None:
+        await self.partition.wait_until_thawed()
+
     def append_as_follower(self, data: memoryview, leader_epoch: int) -> None:
         self.partition.append_as_follower(data, leader_epoch)
 

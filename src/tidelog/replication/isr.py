@@ -180,6 +180,17 @@ class InSyncReplicas:
             if replica != node_id
         }
 
+    def continue_proposal(self, resigned: "InSyncReplicas", now_ms: int) -> None:
+        """Take over the proposal that this leader had made before it resigned in the same leader epoch.
+
+        The controller may still accept it. Until its outcome is known, its members count in the maximal ISR.
+        """
+        for member in resigned.proposed or ():
+            if member in self.followers and member not in self.committed:
+                self.followers[member] = FollowerState(now_ms)
+        self.proposed = resigned.proposed
+        self.awaits_answer, self.awaits_metadata = resigned.awaits_answer, resigned.awaits_metadata
+
     def commit(self, replicas: tuple[int, ...], committed: tuple[int, ...], partition_epoch: int) -> None:
         """Replace the committed state by a newer state of the same leader epoch. This also ends a running proposal."""
         self.replicas = replicas

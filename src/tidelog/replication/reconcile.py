@@ -86,11 +86,16 @@ class Reconciler:
             previous = old.topics.get(name)
             if previous is None or previous is topic or previous.topic_id != topic.topic_id:
                 continue
+            # The partitions get changed settings later, in `apply`. But a leader must not move its high watermark with
+            # a new ISR and the old min.insync.replicas.
+            min_isr: int | None = None
+            if previous.config is not topic.config or old.broker_configs is not new.broker_configs:
+                min_isr = self._topic_config(new, name).min_insync_replicas
             for index, (before, state) in enumerate(zip(previous.partitions, topic.partitions, strict=False)):
                 if before is not state and before != state:
                     changed = self._partitions.find(name, index)
                     if changed is not None and changed.topic_id == topic.topic_id:
-                        self._apply_role(changed, state)
+                        self._apply_role(changed, state, min_isr)
                         leads_more |= before.leader != self._node_id and state.leader == self._node_id
         if leads_more:
             self._partitions.answer_followers_soon()
@@ -104,10 +109,11 @@ class Reconciler:
             if topic is not None and topic.topic_id == partition.topic_id and not partition.deleted:
                 self._apply_role(partition, topic.partitions[partition.index])
 
-    def _apply_role(self, partition: Partition, state: "PartitionState") -> None:
+    def _apply_role(self, partition: Partition, state: "PartitionState", min_isr: int | None = None) -> None:
+        """`min_isr` is the new value of `min.insync.replicas`, if the partition does not have it yet."""
         if len(state.replicas) > 1:
             partition.step(BrokersChanged(self._eligible))
-        partition.step(self._role(state, partition.config.min_insync_replicas))
+        partition.step(self._role(state, partition.config.min_insync_replicas if min_isr is None else min_isr))
 
     def _role(self, state: "PartitionState", min_insync_replicas: int) -> Event:
         if self._node_id not in state.replicas or state.leader == NO_LEADER:

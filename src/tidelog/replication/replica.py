@@ -234,9 +234,9 @@ class Replica:
     __slots__ = (
         "_cut_is_running",
         "_eligible",
-        "_has_resigned",
         "_lag_max_ms",
         "_promotion",
+        "_resigned",
         "end_offset",
         "epoch_start",
         "high_watermark",
@@ -271,8 +271,9 @@ class Replica:
         self.isr: InSyncReplicas | None = None
         """The ISR if this replica is a leader, otherwise None."""
         self._eligible: Mapping[int, int] = {}
-        self._has_resigned = False
-        """Whether this replica led in `leader_epoch`, and stopped because its broker's lease was over."""
+        self._resigned: InSyncReplicas | None = None
+        """The ISR with which this replica led in `leader_epoch`, until it stopped because its broker's lease was over.
+        An answer of the controller may still arrive for it."""
         self._cut_is_running = False
         self._promotion: tuple[BecameLeader, int] | None = None
         """The promotion that waits for the end of a cut, and the time at which it arrived."""
@@ -325,36 +326,47 @@ class Replica:
         if event.leader_epoch == self.leader_epoch and self.isr is not None:
             if event.partition_epoch <= self.isr.partition_epoch:
                 return []
+            self.isr.min_insync_replicas = event.min_insync_replicas
             self.isr.commit(event.replicas, event.isr, event.partition_epoch)
             self._update_is_alone()
             return self._advance(now_ms)
-        resumes_epoch = self._has_resigned and event.leader_epoch == self.leader_epoch
+        resigned = self._resigned if event.leader_epoch == self.leader_epoch else None
         effects = self._end_epoch(event.leader_epoch)
         if self._cut_is_running:
             self._promotion = event, now_ms
             self.role = Role.FOLLOWER
             self.leader = NO_LEADER
             return effects
-        effects += self._begin_to_lead(event, now_ms)
-        if resumes_epoch:
+        effects += self._begin_to_lead(event, now_ms, resigned)
+        if resigned is not None:
             effects.append(MarksMoved())  # the local mark may have moved in the meantime
         return effects
 
-    def _begin_to_lead(self, event: BecameLeader, now_ms: int) -> list[Effect]:
-        """Begin or resume the epoch. `epoch_start` is set before this leader appends the next record."""
+    def _begin_to_lead(self, event: BecameLeader, now_ms: int, resigned: InSyncReplicas | None = None) -> list[Effect]:
+        """Begin the epoch, or resume it: then `resigned` is the ISR with which this leader resigned. `epoch_start` is
+        set before this leader appends the next record.
+        """
         self.role = Role.LEADER
         self.leads = True
         self.leader = self.node_id
         self.epoch_start = self.end_offset
+        replicas, committed, partition_epoch = event.replicas, event.isr, event.partition_epoch
+        if resigned is not None and resigned.partition_epoch < partition_epoch:
+            resigned = None  # the metadata is newer
+        if resigned is not None:
+            # An answer of the controller may be newer than the metadata with which the epoch is resumed.
+            replicas, committed, partition_epoch = resigned.replicas, resigned.committed, resigned.partition_epoch
         self.isr = InSyncReplicas(
             self.node_id,
-            event.replicas,
-            event.isr,
-            event.partition_epoch,
+            replicas,
+            committed,
+            partition_epoch,
             min_insync_replicas=event.min_insync_replicas,
             lag_max_ms=self._lag_max_ms,
             now_ms=now_ms,
         )
+        if resigned is not None:
+            self.isr.continue_proposal(resigned, now_ms)
         self._update_is_alone()
         return self._advance(now_ms)
 
@@ -377,11 +389,11 @@ class Replica:
     def _went_offline(self, event: WentOffline, _: int) -> list[Effect]:
         if event.leader_epoch < self.leader_epoch:
             return []
-        resigns = event.leader_epoch == self.leader_epoch and (self.role is Role.LEADER or self._has_resigned)
+        resigned = (self.isr or self._resigned) if event.leader_epoch == self.leader_epoch else None
         effects = self._end_epoch(event.leader_epoch)
         self.role = Role.OFFLINE
         self.leader = NO_LEADER
-        self._has_resigned = resigns
+        self._resigned = resigned
         return effects
 
     def _end_epoch(self, leader_epoch: int) -> list[Effect]:
@@ -389,8 +401,9 @@ class Replica:
         may write again. If the epoch remains the same, requests continue to wait, because their records may still be
         committed.
         """
-        effects: list[Effect] = [FailWaiters(leader_epoch)] if self.role is Role.LEADER or self._has_resigned else []
-        self._has_resigned = False
+        has_led = self.role is Role.LEADER or self._resigned is not None
+        effects: list[Effect] = [FailWaiters(leader_epoch)] if has_led else []
+        self._resigned = None
         self.leader_epoch = leader_epoch
         self.leads = self.is_alone = False
         self.isr = None
@@ -522,7 +535,7 @@ class Replica:
         return AskForIsr(self.leader_epoch, isr.partition_epoch, isr.members(members, self._eligible))
 
     def _isr_answered(self, event: IsrAnswered, now_ms: int) -> list[Effect]:
-        isr = self.isr
+        isr = self.isr or self._resigned
         if event.leader_epoch != self.leader_epoch or isr is None or isr.proposed is None:
             return []
         if event.proposed_partition_epoch != isr.partition_epoch:
@@ -530,11 +543,13 @@ class Replica:
         isr.awaits_answer = False
         if event.error == ErrorCode.NONE:
             isr.commit(isr.replicas, event.isr, event.partition_epoch)
-            self._update_is_alone()
         elif event.error in ISR_REFUSED:
             isr.proposed = None
         elif event.error in ISR_OUTDATED:
             isr.awaits_metadata = True
+        if self.isr is None:
+            return []
+        self._update_is_alone()
         return self._advance(now_ms)
 
 

@@ -2,15 +2,20 @@
 
     brokers 3 [SETTING=VALUE ...] [racks]     start brokers 1 to 3, with `racks` each in a rack of its own
     topic [replicas=1,2] [SETTING=VALUE ...]  create the topic "orders" with one partition; the first replica leads
-    produce B VALUE [acks=all]                the indented line below is the answer of broker B
+    produce B VALUE [acks=all] [key=K]        the indented line below is the answer of broker B
         NONE at 0
 
 The other commands:
 
-    read B OFFSET [rack=R]        latest B        delete-records B OFFSET       create-topic NAME B
+    read B OFFSET [rack=R] [epoch=E] [as=BROKER]            E is the leader epoch that the client knows
+    latest B [epoch=E]            epoch-end B E   the end offset of an epoch      delete-records B OFFSET
+    create-topic NAME B           set B SETTING=VALUE      alter the topic's settings
+    elect preferred|unclean B     send ElectLeaders to broker B
     coordinator G B               commit G B OFFSET                             committed G B
-    kill|start|stop|pause|resume B
+    kill|start|stop|pause|resume|cut-power B
+    empty B                       delete the data directory of broker B, which does not run
     isolate B                     cut broker B off from the other brokers and from the store; clients still reach it
+    cut-store B                   cut broker B off from the store
     lose-answers B                calls of broker B reach the store, but their answers are lost
     heal                          end the faults of links
     until leader=B|isr=B,..|equal B ..|lost-lease B
@@ -27,14 +32,27 @@ from tidelog.client.error_codes import error_name
 from tidelog.client.errors import BrokerUnreachable
 from tidelog.client.operations import LATEST
 from tidelog.simulation import shared_store
+from tidelog.simulation.cluster import DATA
+from tidelog.simulation.medium import PowerCutOdds
 from tidelog.simulation.member import SimMember
 from tidelog.simulation.world import simulated
 from tidelog.wire.message import Message
 from tidelog.wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from tidelog.wire.messages.delete_records import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
-from tidelog.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from tidelog.wire.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
+from tidelog.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ReplicaState
 from tidelog.wire.messages.find_coordinator import FindCoordinatorRequest
+from tidelog.wire.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+)
 from tidelog.wire.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from tidelog.wire.messages.offset_for_leader_epoch import (
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopic,
+)
 from tidelog.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from tidelog.wire.records import Record, batches_in, decode_records, encode_batch
 
@@ -96,7 +114,9 @@ class Play:
 
     async def _produce(self, words: list[str], options: dict[str, str]) -> None:
         acks = {"all": -1, "1": 1}[options.get("acks", "all")]
-        data = PartitionProduceData(index=0, records=encode_batch([Record(value=words[1].encode())]))
+        key = options["key"].encode() if "key" in options else None
+        record = Record(key=key, value=words[1].encode(), timestamp=self._stage.world.host("client").clock.now_ms())
+        data = PartitionProduceData(index=0, records=encode_batch([record]))
         topic = TopicProduceData("", self._stage.image.topics[TOPIC].topic_id, [data])
         request = ProduceRequest(acks=acks, timeout_ms=2_000, topic_data=[topic])
         answer = await self._ask(words[0], request)
@@ -107,9 +127,13 @@ class Play:
 
     async def _read(self, words: list[str], options: dict[str, str]) -> None:
         item = FetchPartition(partition=0, fetch_offset=int(words[1]), partition_max_bytes=1 << 20)
+        item.current_leader_epoch = int(options.get("epoch", -1))
         topic = FetchTopic("", self._stage.image.topics[TOPIC].topic_id, [item])
         rack = options.get("rack", "")
         request = FetchRequest(max_wait_ms=0, min_bytes=1, max_bytes=1 << 20, rack_id=rack, topics=[topic])
+        if "as" in options:
+            follower = int(options["as"])
+            request.replica_state = ReplicaState(follower, self._stage.image.brokers[follower].epoch)
         answer = await self._ask(words[0], request)
         if answer is None:
             return
@@ -124,11 +148,19 @@ class Play:
             self._answers.append(f"{values or 'nothing'}, high watermark {data.high_watermark}")
 
     async def _latest(self, words: list[str], options: dict[str, str]) -> None:
-        topic = ListOffsetsTopic(TOPIC, [ListOffsetsPartition(0, -1, LATEST)])
+        topic = ListOffsetsTopic(TOPIC, [ListOffsetsPartition(0, int(options.get("epoch", -1)), LATEST)])
         answer = await self._ask(words[0], ListOffsetsRequest(replica_id=-1, topics=[topic]))
         if answer is not None:
             result = answer.topics[0].partitions[0]
             self._answers.append(error_name(result.error_code) if result.error_code else f"offset {result.offset}")
+
+    async def _epoch_end(self, words: list[str], options: dict[str, str]) -> None:
+        partition = OffsetForLeaderPartition(0, int(options.get("epoch", -1)), int(words[1]))
+        answer = await self._ask(words[0], OffsetForLeaderEpochRequest(-1, [OffsetForLeaderTopic(TOPIC, [partition])]))
+        if answer is not None:
+            result = answer.topics[0].partitions[0]
+            end = f"epoch {result.leader_epoch} ends at {result.end_offset}"
+            self._answers.append(error_name(result.error_code) if result.error_code else end)
 
     async def _delete_records(self, words: list[str], options: dict[str, str]) -> None:
         topic = DeleteRecordsTopic(TOPIC, [DeleteRecordsPartition(0, int(words[1]))])
@@ -143,6 +175,19 @@ class Play:
         answer = await self._ask(words[1], CreateTopicsRequest(topics=[topic], timeout_ms=3_000))
         if answer is not None:
             self._answers.append(error_name(answer.topics[0].error_code))
+
+    async def _elect(self, words: list[str], options: dict[str, str]) -> None:
+        kind = {"preferred": 0, "unclean": 1}[words[0]]
+        answer = await self._ask(words[1], ElectLeadersRequest(kind, [TopicPartitions(TOPIC, [0])], 3_000))
+        if answer is not None:
+            self._answers.append(error_name(answer.replica_election_results[0].partition_result[0].error_code))
+
+    async def _set(self, words: list[str], options: dict[str, str]) -> None:
+        configs = [AlterableConfig(name, 0, value) for name, value in options.items()]
+        resource = AlterConfigsResource(2, TOPIC, configs)
+        answer = await self._ask(words[0], IncrementalAlterConfigsRequest([resource]))
+        if answer is not None:
+            self._answers.append(error_name(answer.responses[0].error_code))
 
     async def _coordinator(self, words: list[str], options: dict[str, str]) -> None:
         answer = await self._ask(words[1], FindCoordinatorRequest(key_type=0, coordinator_keys=[words[0]]))
@@ -183,12 +228,21 @@ class Play:
     async def _resume(self, words: list[str], options: dict[str, str]) -> None:
         self._node(words[0]).host.resume()
 
+    async def _cut_power(self, words: list[str], options: dict[str, str]) -> None:
+        self._node(words[0]).cut_power(PowerCutOdds(keep=0.0, torn=0.0, wrong_size=0.0))
+
+    async def _empty(self, words: list[str], options: dict[str, str]) -> None:
+        self._node(words[0]).host.disk.remove_tree(DATA)
+
     async def _isolate(self, words: list[str], options: dict[str, str]) -> None:
         node = self._node(words[0])
         for other in self._stage.cluster.nodes:
             if other is not node:
                 self._stage.world.network.partition(node.host.name, other.host.name)
         self._stage.world.network.partition(node.host.name, shared_store.HOST)
+
+    async def _cut_store(self, words: list[str], options: dict[str, str]) -> None:
+        self._stage.world.network.partition(self._node(words[0]).host.name, shared_store.HOST)
 
     async def _lose_answers(self, words: list[str], options: dict[str, str]) -> None:
         self._stage.world.network.partition_one_way(shared_store.HOST, self._node(words[0]).host.name)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from cli_harness import Answer, AnsweringBroker, answering, tidelog
-from tidelog.cli import cluster_moves
+from tidelog.cli import cluster_growth, cluster_moves
+from tidelog.cli.cluster_features import FeatureLevel
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsResponse,
@@ -38,6 +39,7 @@ from tidelog.wire.messages.list_partition_reassignments import (
     OngoingTopicReassignment,
 )
 from tidelog.wire.messages.metadata import MetadataResponse, MetadataResponseBroker
+from tidelog.wire.messages.unregister_broker import UnregisterBrokerResponse
 from tidelog.wire.messages.update_features import UpdateFeaturesResponse
 
 
@@ -66,6 +68,9 @@ class FakeCluster:
             "ElectLeaders": self.elect,
             "IncrementalAlterConfigs": self.alter_configs,
             "UpdateFeatures": lambda request: UpdateFeaturesResponse(),
+            "UnregisterBroker": lambda request: UnregisterBrokerResponse(
+                0, self.refuses.get(request.broker_id, 0), None
+            ),
         }
 
     def requests(self, name: str) -> list[Any]:
@@ -205,6 +210,66 @@ def test_a_broker_that_cannot_report_fenced_brokers(monkeypatch: pytest.MonkeyPa
         assert tidelog("cluster", "status", "--json", "-b", broker.bootstrap).json()["healthy"] is True
 
 
+def grown(cluster: FakeCluster, replicas: list[int], *, factor: str = "3", code: int = 0) -> None:
+    """Let `__consumer_offsets` have these replicas, and the brokers this `offsets.topic.replication.factor`."""
+    internal = DescribeTopicPartitionsResponseTopic(
+        name="__consumer_offsets",
+        partitions=[
+            DescribeTopicPartitionsResponsePartition(
+                partition_index=index, leader_id=brokers[0], replica_nodes=brokers, isr_nodes=brokers
+            )
+            for index, brokers in enumerate(([1, 2, 3], replicas))
+        ],
+    )
+
+    def describe_configs(request: Any) -> DescribeConfigsResponse:
+        (resource,) = request.resources
+        if resource.resource_type == 2:
+            return cluster.describe_configs(request)
+        assert (resource.resource_type, resource.resource_name) == (4, "1")
+        config = DescribeConfigsResourceResult(name="offsets.topic.replication.factor", value=factor)
+        result = DescribeConfigsResult(code, None, 4, "1", configs=[config])
+        return DescribeConfigsResponse(results=[result])
+
+    cluster.broker.answers["DescribeTopicPartitions"] = lambda _: DescribeTopicPartitionsResponse(topics=[internal])
+    cluster.broker.answers["DescribeConfigs"] = describe_configs
+
+
+def test_status_warns_of_an_internal_topic_with_too_few_replicas(cluster: FakeCluster) -> None:
+    grown(cluster, [1])
+    ran = tidelog("cluster", "status")
+    (warning,) = [line for line in ran.text.splitlines() if line.startswith("Warning: ")]
+    assert "__consumer_offsets has 1 replica, and offsets.topic.replication.factor asks for 3" in warning
+    assert warning.endswith("tidelog cluster reassign --topics __consumer_offsets --replicas 3 --execute")
+    state = tidelog("cluster", "status", "--json").json()
+    assert (state["healthy"], [f"Warning: {text}" for text in state["warnings"]]) == (True, [warning])
+    grown(cluster, [1], factor="2")
+    assert "asks for 2" in tidelog("cluster", "status").text
+    grown(cluster, [1], factor="9")
+    assert "asks for 3" in tidelog("cluster", "status").text, "there are three brokers"
+    cluster.fenced = {3}
+    assert "asks for 2" in tidelog("cluster", "status", code=3).text, "a fenced broker cannot get replicas"
+    cluster.fenced = set()
+    for replicas, factor in (([1], "1"), ([2, 1], "2"), ([1, 2, 3], "3")):
+        grown(cluster, replicas, factor=factor)
+        assert "Warning" not in tidelog("cluster", "status").text
+    grown(cluster, [1], code=29)
+    ran = tidelog("cluster", "status")
+    assert "Warning" not in ran.text
+    assert "it is not known whether the cluster lacks replicas" in ran.errors
+
+
+@pytest.mark.parametrize(("feature", "level", "warns"), [
+    ("tidelog.metadata.version", 0, True), ("tidelog.metadata.version", 1, False), ("metadata.version", 0, False),
+])  # fmt: skip
+def test_status_warns_until_the_metadata_has_the_level_of_a_cluster(
+    feature: str, level: int, warns: bool, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_growth, "read_levels", lambda _: [FeatureLevel(feature, level, 1)])
+    warnings = tidelog("cluster", "status", "--json").json()["warnings"]
+    assert [warning.endswith(": tidelog cluster upgrade --execute") for warning in warnings] == [True] * warns
+
+
 def test_a_plan_changes_nothing_unless_it_is_executed(cluster: FakeCluster) -> None:
     ran = tidelog("cluster", "reassign", "--brokers", "1,3")
     assert "orders          0  1, 2      3, 1          3          2" in ran.text
@@ -231,6 +296,36 @@ def test_a_plan_is_executed_and_watched_with_a_limit(cluster: FakeCluster, tmp_p
     assert all(value is None for own in cluster.settings.values() for value in own.values()), "the limit is removed"
     tidelog("cluster", "reassign", "--plan", str(undo), "--execute", "--watch")
     assert cluster.replicas == {0: [1, 2], 1: [2, 1]}
+
+
+def test_a_move_that_another_client_cancels_is_not_reported_as_done(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_for = cluster_moves.wait_for
+
+    def cancel_first(*arguments: Any, **options: Any) -> None:
+        del cluster.unfinished[1]
+        wait_for(*arguments, **options)
+
+    monkeypatch.setattr(cluster_moves, "wait_for", cancel_first)
+    ran = tidelog("cluster", "drain", "2", "--execute", code=1)
+    assert ran.text.endswith("Done: 1 partition.\n")
+    assert "Error: orders-1: the move was cancelled or replaced; the replicas are on 2, 1\n" in ran.errors
+
+
+def test_cancelling_removes_the_limit_that_other_moves_do_not_need(cluster: FakeCluster) -> None:
+    tidelog("cluster", "reassign", "--brokers", "1,3", "--execute", "--throttle", "1000")
+    assert {value for own in cluster.settings.values() for value in own.values()} == {
+        "1000", "0:1,0:2,1:2,1:1", "0:3,1:3",
+    }  # fmt: skip
+    cluster.unfinished = {number: (after, 100) for number, (after, _) in cluster.unfinished.items()}
+    cluster.refuses = {1: ErrorCode.INVALID_REPLICA_ASSIGNMENT}
+    assert tidelog("cluster", "reassign", "--cancel", code=1).text == "Cancelled: 1 move.\n"
+    assert set(cluster.settings[2, "orders"].values()) == {None}
+    assert set(cluster.settings[4, "1"].values()) == {"1000"}
+    cluster.refuses = {}
+    tidelog("cluster", "reassign", "--cancel")
+    assert {value for own in cluster.settings.values() for value in own.values()} == {None}
 
 
 def test_a_refused_move_is_reported(cluster: FakeCluster) -> None:
@@ -291,6 +386,23 @@ def test_leaderships_are_drained(cluster: FakeCluster) -> None:
     assert cluster.replicas == {0: [2, 1], 1: [2, 1]}
     assert cluster.leaders == {0: 2, 1: 2}
     assert "--leaders moves no data" in tidelog("cluster", "drain", "1", "--leaders", "--throttle", "1", code=2).errors
+
+
+def test_a_broker_without_replicas_that_does_not_run_is_unregistered(cluster: FakeCluster) -> None:
+    refused = tidelog("cluster", "unregister", "2", code=1).errors
+    assert "broker 2 has 2 replicas, for example of orders-0: move them away with tidelog cluster drain 2" in refused
+    assert (
+        "broker 3 is active, and would register again: stop it first"
+        in tidelog("cluster", "unregister", "3", code=1).errors
+    )
+    assert "there is no broker 9; the cluster has 1, 2, 3" in tidelog("cluster", "unregister", "9", code=1).errors
+    assert not cluster.requests("UnregisterBroker")
+    cluster.fenced = {3}
+    assert tidelog("cluster", "unregister", "3").text == "Broker 3 is no longer registered.\n"
+    assert tidelog("cluster", "unregister", "3", "--json").json() == {"unregistered": 3}
+    assert [request.broker_id for request in cluster.requests("UnregisterBroker")] == [3, 3]
+    cluster.refuses = {3: ErrorCode.BROKER_ID_NOT_REGISTERED}
+    assert "BROKER_ID_NOT_REGISTERED" in tidelog("cluster", "unregister", "3", code=1).errors
 
 
 def test_preferred_leaders_are_elected(cluster: FakeCluster) -> None:

@@ -127,6 +127,13 @@ def test_replay_and_reset_need_a_confirmation(tmp_path: Path, capsys: pytest.Cap
     assert state.identity() is None
 
 
+def test_a_checkpoint_that_only_spark_can_remove_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    PipelineState(tmp_path, "sales").create_identity(None, "s3a://bucket/checkpoints")
+    assert run(["pipeline", "replay", "sales", "--from", "latest", "--state", str(tmp_path), "--yes"]) == 0
+    note = "the old checkpoint in s3a://bucket/checkpoints is removed by the next run of sales"
+    assert note in capsys.readouterr().err
+
+
 def test_status_of_a_process_that_was_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = PipelineState(tmp_path, "sales")
     state.create_identity(None)

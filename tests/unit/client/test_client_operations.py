@@ -361,3 +361,25 @@ def test_contacts_are_the_known_brokers_and_then_the_seeds() -> None:
     cluster.update(metadata())
     assert cluster.contacts() == [ONE, TWO, SEED]
     assert str(Address("::1", 9092)) == "[::1]:9092"
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_a_leader_of_an_older_epoch_is_ignored(*, forgets: bool) -> None:
+    """A broker that is cut off from the metadata still names itself. It does not have the newest records."""
+    cluster = Cluster([SEED])
+
+    def update(*leaders: int, epoch: int, topic_id: bytes = TOPIC_ID) -> list[int]:
+        if forgets:
+            cluster.forget(["t"])
+        cluster.update(metadata(leaders, epoch=epoch, topic_id=topic_id))
+        return [leader.broker_id for leader in cluster.topics["t"].leaders.values()]
+
+    assert update(1, 1, epoch=5) == [1, 1]
+    assert update(2, epoch=6) == [2]
+    assert update(1, 1, epoch=5) == [2, 1], "the newest epoch of partition 0 is 6"
+    assert update(1, 2, epoch=6) == [1, 2], "in one epoch, the last answer counts"
+    assert update(2, 2, epoch=-1) == [2, 2], "the broker sends no epochs"
+    assert update(-1, -1, epoch=7) == [-1, -1]
+    assert update(1, epoch=0, topic_id=bytes(15) + b"\1") == [1], "the topic was created again"
+    assert update(1, epoch=9, topic_id=bytes(16)) == [1]
+    assert update(2, epoch=3, topic_id=bytes(16)) == [2], "without ids, it may have been created again"

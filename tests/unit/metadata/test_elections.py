@@ -5,6 +5,7 @@ Histories of the same rules are in `tests/scenarios/controller`.
 
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -128,6 +129,17 @@ def test_the_last_leader_is_remembered_when_the_isr_becomes_empty() -> None:
     assert after(state(-1, (3,)), (), ELR, isr=(), unclean_broker=3).last_known_elr == (3,)
     # It is forgotten with the next leader.
     assert after(led, (2,), ELR).last_known_elr == ()
+
+
+def test_a_last_leader_that_has_lost_a_directory_is_forgotten_if_there_are_other_replicas() -> None:
+    lost: dict[str, Any] = {"unclean_broker": 2, "has_lost_directory": True}
+    waiting = state(-1, (), last_known_elr=(2,))
+    assert after(waiting, (), ELR, **lost).last_known_elr == ()
+    assert after(after(waiting, (), ELR, **lost), (1, 2, 3), ELR).leader == -1
+    assert after(state(2, (2,)), (), ELR, isr=(), **lost).last_known_elr == ()
+    assert after(state(-1, (), last_known_elr=(3,)), (), ELR, **lost).last_known_elr == (3,)
+    alone = PartitionState(-1, 0, (2,), (), 0, last_known_elr=(2,))
+    assert after(alone, (), ELR, **lost).last_known_elr == (2,)
 
 
 def test_a_reassignment_waits_for_an_active_replica_in_sync() -> None:

@@ -20,7 +20,9 @@ from sinks_harness.trials import opened
 from tidelog.pipelines import delta, file, http, iceberg, parquet, topic
 from tidelog.pipelines.declarations import PipelineError, Source, SourceContext, TemporaryError
 from tidelog.pipelines.failures import cause_text, is_permanent
+from tidelog.pipelines.sinks.bucket import BucketTarget
 from tidelog.pipelines.sinks.iceberg import load_catalog
+from tidelog.pipelines.sinks.object_stores import Objects
 from tidelog.pipelines.sinks.stores import DeltaStore, IcebergStore
 from tidelog.pipelines.sources.delta import DeltaDataSource, DeltaLog, DeltaReader, DeltaStreamReader
 from tidelog.pipelines.sources.files import load_files
@@ -360,7 +362,9 @@ def test_a_query_with_available_now_that_begins_with_latest_reads_nothing_of_a_g
 
 def test_a_store_does_not_show_its_options() -> None:
     secrets = (("secret_key", "hunter2"),)
-    assert "hunter2" not in repr([DeltaStore("s3://bucket/t", secrets), IcebergStore("s3://bucket/t", secrets)])
+    url = "s3://bucket/t"
+    stores = [DeltaStore(url, secrets, ""), IcebergStore(url, secrets, ""), Objects(url, secrets, "")]
+    assert "hunter2" not in repr([*stores, BucketTarget(url, "query", ".parquet", "", secrets)])
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_a_query_that_cannot_start_closes_its_sink(
     context: Any = MagicMock()
     with pytest.raises(raised):
         queries._start_query(
-            Pipeline("p", print, {}, {}, "5 seconds"), query, context, context, context, "/c", {}, once=True
+            Pipeline("p", print, {}, {}, "5 seconds"), query, context, context, context, "/c", {}, {}, once=True
         )
     assert closed == [True]
 

@@ -1,6 +1,7 @@
 """Restarts with pauses, and the end of a run, with queries that a test ends as it likes."""
 
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,11 +84,19 @@ def start(each: RunningPipeline, now_s: float) -> None:
 
 
 def step_until_started(each: RunningPipeline, now_s: float) -> None:
+    wait_for_ending(each)
     each.step(now_s)
     if each._starting is not None:
         each._starting._thread.join(WAIT_S)
         each.step(now_s)
     assert each.status.state != STARTING
+
+
+def wait_for_ending(each: RunningPipeline) -> None:
+    """Wait until the queries of the last start have ended. The next `step` notices it."""
+    if each._ending is not None:
+        each._ending._thread.join(WAIT_S)
+        assert each._ending.has_ended
 
 
 def running_pipeline(tmp_path: Path, *, once: bool = False) -> RunningPipeline:
@@ -165,6 +174,7 @@ def test_once_tries_only_temporary_failures_again(script: Script, tmp_path: Path
         script.queries[-1].fail(RuntimeError("no answer"))
         each.step(now_s)
         step_until_started(each, now_s + PAUSE_MAX_S)
+    each.step(now_s)
     assert (each.status.state, each.status.restarts, each.has_ended) == (FAILED, ONCE_RESTARTS_MAX, True)
     other = running_pipeline(tmp_path, once=True)
     start(other, 0)
@@ -342,3 +352,53 @@ def test_a_start_that_the_end_of_a_run_does_not_wait_for_stops_its_queries(
     assert (status.state, status.error) == (STOPPED, "pipeline copy: its start has not ended within 0.01 s")
     may_end.set()
     assert stopped.wait(WAIT_S)
+
+
+@pytest.fixture
+def failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RunningPipeline, threading.Event]]:
+    """A pipeline with two queries: the first has failed, and the second does not end before the event is set."""
+    failing, slow, may_end = ScriptedQuery(), ScriptedQuery(), threading.Event()
+    monkeypatch.setattr(slow, "stop", lambda: may_end.wait(WAIT_S))
+    starts = iter([[failing, slow], [ScriptedQuery()]])
+    monkeypatch.setattr(running, "start_queries", lambda *_: next(starts))
+    monkeypatch.setattr(running, "pipeline_session", lambda spark, pipeline, settings: spark)
+    each = running_pipeline(tmp_path)
+    start(each, 0)
+    failing.fail(RuntimeError("no answer"))
+    yield each, may_end
+    may_end.set()
+
+
+def test_the_end_of_the_queries_of_a_failed_pipeline_holds_up_nothing(
+    failed: tuple[RunningPipeline, threading.Event],
+) -> None:
+    each, may_end = failed
+    for now_s in (0, 1, 100):
+        each.step(now_s)  # returns although a query has not ended
+        assert (each.status.state, each.status.error, each.status.restarts) == (WAITING, "RuntimeError: no answer", 0)
+    may_end.set()
+    step_until_started(each, 100)
+    assert (each.status.state, each.status.restarts) == (RUNNING, 1)
+
+
+def test_a_run_does_not_end_before_the_queries_of_a_failed_pipeline(
+    failed: tuple[RunningPipeline, threading.Event],
+) -> None:
+    each, may_end = failed
+    each.step(0)
+    each.request_stop()
+    assert (each.status.state, each.has_ended) == (STOPPED, False)
+    may_end.set()
+    each.stop_now()
+    assert (each.status.state, each.status.error, each.has_ended) == (STOPPED, "RuntimeError: no answer", True)
+
+
+def test_a_query_of_a_failed_pipeline_that_does_not_end_is_left_alone(
+    failed: tuple[RunningPipeline, threading.Event], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    each, _ = failed
+    monkeypatch.setattr(running, "STOP_MAX_S", 0.01)
+    each.step(0)
+    step_until_started(each, 1)
+    assert (each.status.state, each.status.error) == (RUNNING, "RuntimeError: no answer")
+    assert "1 of 2 queries and their sinks have not ended within 0.01 s" in caplog.text

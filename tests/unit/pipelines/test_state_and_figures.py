@@ -11,12 +11,12 @@ import pytest
 
 from tidelog.cli.pipeline_view import LineView, status_table
 from tidelog.client.operations import ListedOffset
+from tidelog.pipelines.checkpoints import ObsoleteCheckpoints, place_of_checkpoints
 from tidelog.pipelines.dead_letters import last_planned_batch, micro_batch_ranges
-from tidelog.pipelines.declarations import ATTRIBUTE, Pipeline, PipelineError
+from tidelog.pipelines.declarations import PipelineError
 from tidelog.pipelines.failures import cause_text, is_permanent
-from tidelog.pipelines.lag import LagMonitor, topics_by_cluster
+from tidelog.pipelines.lag import LagMonitor
 from tidelog.pipelines.metrics import MetricsServer, exposition
-from tidelog.pipelines.mirrors import mirror
 from tidelog.pipelines.state import Identity, PipelineState, stored_pipelines
 from tidelog.pipelines.status import (
     RUNNING,
@@ -26,7 +26,6 @@ from tidelog.pipelines.status import (
     status_of_document,
     update_from_progress,
 )
-from tidelog.pipelines.topics import topic
 
 REPORT: dict[str, Any] = {
     "batchId": 3,
@@ -44,7 +43,7 @@ REPORT: dict[str, Any] = {
 
 def figures() -> QueryStatus:
     query = QueryStatus("sales")
-    update_from_progress(query, REPORT)
+    update_from_progress(query, REPORT, ["x:1", "x:1"])
     query.lag_records, query.lag_ms, query.dead_letters = 1_200, 65_000, 4
     return query
 
@@ -52,11 +51,11 @@ def figures() -> QueryStatus:
 def test_reports_are_added_up() -> None:
     query = figures()
     idle = {"batchId": 4, "numInputRows": 0, "durationMs": {"triggerExecution": 3, "latestOffset": 2}}
-    update_from_progress(query, idle | {"sources": REPORT["sources"]})
-    update_from_progress(query, REPORT)
+    update_from_progress(query, idle | {"sources": REPORT["sources"]}, ["x:1", "x:1"])
+    update_from_progress(query, REPORT, ["x:1", "x:1"])
     assert (query.batches, query.rows, query.late_rows) == (2, 1_000, 4)
     assert (query.rows_per_s, query.batch_ms, query.state_rows, query.state_bytes) == (2_000.0, 250, 15, 3_072)
-    assert query.offsets == {"a": {"0": 7}, "b": {"0": 9, "1": 4}}
+    assert query.offsets == {"x:1": {"a": {"0": 7}, "b": {"0": 9, "1": 4}}}
 
 
 def test_a_status_survives_as_json_also_from_another_version() -> None:
@@ -143,6 +142,43 @@ def test_a_reset_state_has_a_new_identity(tmp_path: Path) -> None:
         state.identity()
 
 
+def test_a_reset_removes_checkpoints_in_another_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    place, state = place_of_checkpoints("shared/"), PipelineState(tmp_path / "state", "sales")
+    assert place == str(tmp_path / "shared")
+    identity = state.create_identity(None, place)
+    own = [f"sales.{identity.id}", f"sales.totals.{identity.id}"]
+    others = ["sales.0a1b2c3d", "sales2.0a1b2c3d", f"other.{identity.id}"]
+    for name in (*own, *others):
+        (tmp_path / "shared" / name / "offsets").mkdir(parents=True)
+    state.reset()
+    assert sorted(path.name for path in (tmp_path / "shared").iterdir()) == sorted(others)
+    assert state.obsolete() == []
+
+
+def test_checkpoints_that_only_spark_can_remove_are_listed_until_then(tmp_path: Path) -> None:
+    state = PipelineState(tmp_path, "sales")
+    first = state.create_identity(None, place_of_checkpoints("s3a://bucket/checkpoints/"))
+    state.reset()
+    second = state.create_identity(None, "hdfs:///checkpoints")
+    state.reset()
+    listed = [
+        ObsoleteCheckpoints("s3a://bucket/checkpoints", "sales", first.id),
+        ObsoleteCheckpoints("hdfs:///checkpoints", "sales", second.id),
+    ]
+    assert PipelineState(tmp_path, "sales").obsolete() == listed
+
+    def remove(obsolete: ObsoleteCheckpoints) -> bool:
+        if obsolete.place.startswith("hdfs"):
+            raise OSError("no answer")
+        return True
+
+    state.remove_obsolete(remove)
+    assert state.obsolete() == listed[1:]
+    state.remove_obsolete(lambda _: True)
+    assert state.obsolete() == []
+
+
 def test_a_query_that_has_written_does_not_begin_again_without_its_checkpoint(tmp_path: Path) -> None:
     state = PipelineState(tmp_path, "sales")
     identity = state.create_identity(None)
@@ -161,14 +197,12 @@ def test_a_query_that_has_written_does_not_begin_again_without_its_checkpoint(tm
     assert not state.has_started(identity)
 
 
-def test_the_lag_is_that_of_the_cluster_from_which_a_topic_is_read() -> None:
-    sources = {"a": topic("here"), "b": topic("there", bootstrap="b:1"), "c": topic("also", bootstrap="b:1")}
-    several = Pipeline("several", print, sources, {}, "5 seconds")
-    assert topics_by_cluster(several, ["there", "here", "also"], "a:1") == {"a:1": ["here"], "b:1": ["there", "also"]}
-    pattern = Pipeline("pattern", print, {"a": topic(pattern="^x", bootstrap="b:1")}, {}, "5 seconds")
-    assert topics_by_cluster(pattern, ["x1", "x2"], "a:1") == {"b:1": ["x1", "x2"]}
-    copied = getattr(mirror("copy", source="old:1", topics=["orders"]), ATTRIBUTE)
-    assert topics_by_cluster(copied, ["orders"], "new:1") == {"old:1": ["orders"]}
+def test_offsets_of_topics_with_the_same_name_are_kept_by_cluster() -> None:
+    ends: list[Any] = [{"a": {"0": 7}}, {"a": {"0": 9}}, {"version": 3}, {"a": {"0": 8, "1": 2}, "b": {"0": 1}}, "{}"]
+    query = QueryStatus("sales")
+    report = REPORT | {"sources": [{"endOffset": end} for end in ends]}
+    update_from_progress(query, report, ["old:1", "new:1", None, "old:1", "idle:1"])
+    assert query.offsets == {"old:1": {"a": {"0": 7, "1": 2}, "b": {"0": 1}}, "new:1": {"a": {"0": 9}}}
 
 
 def test_the_lag_of_all_topics_of_a_cluster_is_requested_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,26 +222,23 @@ def test_the_lag_of_all_topics_of_a_cluster_is_requested_at_once(monkeypatch: py
     clusters = {servers: Cluster(servers) for servers in ("a:1", "b:1")}
     monkeypatch.setattr(LagMonitor, "_client", lambda _, servers: clusters[servers])
     monkeypatch.setattr(LagMonitor, "_timestamp_ms", lambda *_: None)
-    sources = {"a": topic(["here", "too"]), "b": topic("there", bootstrap="b:1")}
-    monitor = LagMonitor("a:1", [Pipeline("sales", print, sources, {}, "5 seconds")], list)
+    monitor = LagMonitor(list)
+    offsets = {"a:1": {"here": {"0": 4}, "too": {"0": 10}}, "b:1": {"here": {"0": 9}}}
     try:
-        assert monitor.measure("sales", {"here": {"0": 4}, "too": {"0": 10}, "there": {"0": 9}}) == (7, None)
+        assert monitor.measure(offsets) == (7, None)
     finally:
         monitor.close()
-    assert requests == [("a:1", ["here-0", "too-0"]), ("b:1", ["there-0"])]
+    assert requests == [("a:1", ["here-0", "too-0"]), ("b:1", ["here-0"])]
 
 
-def test_offsets_of_other_sources_are_not_taken_for_those_of_a_pattern(tmp_path: Path) -> None:
+def test_a_checkpoint_of_other_sources_is_not_read(tmp_path: Path) -> None:
     pytest.importorskip("pyspark", reason="needs tidelog[spark]")
     (tmp_path / "offsets").mkdir()
-    lines = ['{"products": {"0": 4}}', '{"version": 3, "index": 1}', '{"eu-a": {"0": 2}}']
+    lines = ['{"products": {"0": 4}}', '{"version": 3, "index": 1}', '{"products": {"0": 2}}']
     (tmp_path / "offsets/0").write_text("v1\n{}\n" + "\n".join(lines))
-    assert list(micro_batch_ranges(tmp_path, 0, {"eu": topic(pattern="^eu-")})) == ["eu"]
-    assert micro_batch_ranges(tmp_path, 0, {"eu": topic(pattern="^eu-")})["eu"] == {"eu-a": {"0": (2, 2)}}
-    # Python's `re` refuses the quoting of Java, \Q and \E.
-    assert list(micro_batch_ranges(tmp_path, 0, {"eu": topic(pattern=r"^\Qeu-\E")})) == ["eu"]
-    with pytest.raises(PipelineError, match="the patterns of sources a and b both match topic eu-a"):
-        micro_batch_ranges(tmp_path, 0, {"a": topic(pattern="^eu-"), "b": topic(pattern="a$")})
+    assert micro_batch_ranges(tmp_path, 0, [None, None, "eu"]) == {"eu": {"products": {"0": (2, 2)}}}
+    with pytest.raises(PipelineError, match=r"has offsets of 3 sources, but the query has 1: if the sources"):
+        micro_batch_ranges(tmp_path, 0, ["eu"])
 
 
 def _try_lock(directory: Path, results: Any) -> None:
@@ -240,7 +271,7 @@ def test_ranges_of_a_micro_batch_come_from_the_checkpoint(tmp_path: Path) -> Non
     second = {"a": {"0": 9, "1": 2, "2": 4}, "@begun": {"a": {"2": 1}}}
     (offsets / "0").write_text("v1\n{}\n" + json.dumps(first) + "\n-")
     (offsets / "1").write_text("v1\n{}\n" + json.dumps(second) + "\n" + json.dumps({"b": {"0": 1}}))
-    sources = {"left": topic("a"), "right": topic(pattern="^b")}
+    sources = ["left", "right"]
     assert micro_batch_ranges(tmp_path, 0, sources)["left"] == {"a": {"0": (3, 5), "1": (2, 2)}}
     ranges = micro_batch_ranges(tmp_path, 1, sources)
     assert ranges["left"] == {"a": {"0": (5, 9), "1": (2, 2), "2": (1, 4)}}

@@ -1,5 +1,6 @@
 """Requests over HTTP: what is repeated, after which pause, and what messages contain."""
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -81,13 +82,21 @@ def test_what_a_repetition_would_not_change_is_not_repeated(server: Server, stat
     assert (failure.status, failure.attempts) == (status, attempts)
 
 
-@pytest.mark.parametrize("status", [408, 429, 500, 503, 507])
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504, 507])
 def test_a_failure_that_may_pass_is_repeated_up_to_the_limit(server: Server, status: int, pauses: list[float]) -> None:
     server.answers = [(status, {}, b""), (status, {}, b""), (200, {}, b"yes")]
     assert send(server.url, LIMITS, headers={}) == b"yes"
     assert len(pauses) == 2
     server.answers = [(status, {}, b"")] * 3
     assert (server.fail().attempts, server.answers) == (3, [])
+
+
+def test_a_refused_connection_is_repeated_up_to_the_limit(pauses: list[float]) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # it does not listen
+        with pytest.raises(RequestFailed, match="Connection refused") as raised:
+            send(f"http://127.0.0.1:{unused.getsockname()[1]}/", LIMITS, headers=SECRETS)
+    assert (raised.value.status, raised.value.attempts, len(pauses)) == (None, 3, 2)
 
 
 def test_pauses_grow_and_differ_between_tasks() -> None:

@@ -486,6 +486,36 @@ def test_one_sync_for_all_partitions_of_an_answer_before_new_offsets_are_named()
     run(scenario, partitions=3, must_sync=True)
 
 
+def test_a_frozen_log_appends_records_but_its_new_end_is_named_only_after_the_thaw() -> None:
+    """A move to another data directory ends: after a kill the old log would be used, which lacks the new records."""
+
+    async def scenario(scene: FollowerScene) -> None:
+        leader, frozen = scene.leader, scene.replicas[0]
+        original = leader.answer_partition
+        named: list[tuple[int, int]] = []
+
+        def note(index: int, item: FetchPartition) -> PartitionData:
+            named.append((index, item.fetch_offset))
+            return original(index, item)
+
+        leader.answer_partition = note  # type: ignore[method-assign]
+        for index in range(2):
+            scene.follow(index)
+        await asyncio.sleep(1)
+        frozen.is_frozen = True
+        for log in leader.logs:
+            log.append(b"x")
+        await scene.until(lambda: scene.has_caught_up(0) and scene.has_caught_up(1))
+        leader.logs[1].append(b"y")
+        await scene.until(lambda: scene.has_caught_up(1))
+        assert {offset for index, offset in named if index == 0} == {0}
+        assert max(offset for index, offset in named if index == 1) >= 1, "the other partition is fetched on"
+        frozen.is_frozen = False
+        await scene.until(lambda: (0, 1) in named)
+
+    run(scenario, partitions=2)
+
+
 def test_records_before_a_damaged_batch_are_synced_too() -> None:
     async def scenario(scene: FollowerScene) -> None:
         log = scene.leader.logs[0]

@@ -209,6 +209,32 @@ def test_a_change_of_one_isr_configures_no_partition(monkeypatch: pytest.MonkeyP
     run(scenario)
 
 
+def test_a_new_isr_counts_with_the_min_insync_replicas_of_the_same_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One image can contain both changes. A leader that is alone in the ISR must not commit with the old setting."""
+
+    async def scenario(node: Node) -> None:
+        def topic_config(image: MetadataImage, name: str) -> LogConfig:
+            return LogConfig(min_insync_replicas=int(image.topics[name].config.get("min.insync.replicas", "1")))
+
+        monkeypatch.setattr(node.partitions.reconciler, "_topic_config", topic_config)
+        await node.apply(led_by(1, 0))
+        append(node[0], b"a")
+        node[0].step(FollowerFetched(0, 2, 3, 1))
+        assert node[0].high_watermark == 1
+        append(node[0], b"b")
+        state = PartitionState(1, 0, (1, 2), (1,), 1)
+        topic_before = node.image.topics["t"]
+        changed = TopicImage("t", topic_before.topic_id, (state,), {"min.insync.replicas": "2"})
+        new = with_topic(node.image, changed, node.image)
+        node.partitions.reconciler.change_roles(node.image, new)
+        assert node[0].high_watermark == 1, "the broker 2 may be elected without the record b"
+        await node.partitions.reconciler.apply(node.image, new)
+        assert node[0].high_watermark == 1
+        assert node[0].config.min_insync_replicas == 2
+
+    run(scenario)
+
+
 def test_acks_all_waits_for_every_in_sync_replica_and_needs_enough_of_them() -> None:
     async def scenario(node: Node) -> None:
         await node.apply(led_by(1, 0))

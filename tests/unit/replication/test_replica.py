@@ -148,6 +148,52 @@ def test_until_the_outcome_is_known_the_new_member_counts(
     assert bool(step(replica, Tick())) is asks_again
 
 
+@pytest.mark.parametrize(
+    ("answer", "committed", "proposed", "asks_again", "high_watermark"),
+    [
+        (None, (1, 2), (1, 2, 3), False, 0),
+        (IsrAnswered(5, 0, ErrorCode.NETWORK_EXCEPTION), (1, 2), (1, 2, 3), True, 0),
+        (IsrAnswered(5, 0, ErrorCode.INVALID_UPDATE_VERSION), (1, 2), (1, 2, 3), False, 0),
+        (IsrAnswered(5, 0, ErrorCode.INELIGIBLE_REPLICA), (1, 2), None, False, 5),
+        (IsrAnswered(5, 0, ErrorCode.NONE, 1, (1, 2, 3)), (1, 2, 3), None, False, 0),
+    ],
+)
+@pytest.mark.parametrize("arrives_late", [False, True])
+def test_a_leader_that_resumes_its_epoch_keeps_its_proposal(
+    answer: IsrAnswered | None,
+    committed: tuple[int, ...],
+    proposed: tuple[int, ...] | None,
+    *,
+    asks_again: bool,
+    high_watermark: int,
+    arrives_late: bool,
+) -> None:
+    """The lease ends while the controller has a proposal, and is regained with the same metadata. The controller may
+    accept the proposal at any time, so its member counts. Otherwise the controller could elect a member of the ISR that
+    lacks committed records.
+    """
+    replica = leader(isr=(1, 2), replicas=(1, 2, 3))
+    assert [e for e in step(replica, FollowerFetched(5, 3, 30, 3)) if isinstance(e, AskForIsr)]
+    step(replica, WentOffline(5))
+    resumes = BecameLeader(5, 0, (1, 2), (1, 2, 3), 1)
+    events: list[Event] = [resumes] if answer is None else [answer, resumes]
+    step(replica, *(reversed(events) if arrives_late else events), LogAppended(5, True), FollowerFetched(5, 2, 20, 5))
+    assert replica.isr is not None
+    assert (replica.isr.committed, replica.isr.proposed) == (committed, proposed)
+    assert replica.high_watermark == high_watermark, "the follower 3 has not fetched since the leader resumed"
+    assert any(isinstance(effect, AskForIsr) for effect in step(replica, Tick())) is asks_again
+
+
+def test_newer_metadata_ends_the_proposal_of_a_leader_that_resigned() -> None:
+    replica = leader(isr=(1, 2), replicas=(1, 2, 3))
+    step(replica, FollowerFetched(5, 3, 30, 3), WentOffline(5), BecameLeader(5, 1, (1, 2), (1, 2, 3), 1))
+    assert replica.isr is not None
+    assert (replica.isr.proposed, replica.isr.partition_epoch) == (None, 1)
+    step(replica, FollowerFetched(5, 3, 30, 3), WentOffline(5), BecameLeader(6, 1, (1, 2), (1, 2, 3), 1))
+    assert replica.isr is not None
+    assert replica.isr.proposed is None, "a proposal belongs to a leader epoch"
+
+
 def test_a_follower_never_goes_past_its_own_end() -> None:
     replica = follower(end=8)
     step(replica, LeaderHighWatermark(5, 12))

@@ -4,6 +4,7 @@ import asyncio
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -67,6 +68,21 @@ def test_a_broker_keeps_its_port_and_its_data(cluster: Cluster) -> None:
     assert (cluster.address(2), cluster.pid(2) != pid) == (address, True)
     cluster.wait_until_in_sync()
     assert consume(cluster, "kept", 10) == list(range(10))
+
+
+def test_a_broker_that_has_lost_its_data_fetches_all_records_again(cluster: Cluster) -> None:
+    produce(cluster, "emptied", range(500))
+    cluster.wait_until_in_sync()
+    assert cluster.data is not None
+    for number in cluster.numbers:  # one of them leads
+        cluster.kill(number)
+        shutil.rmtree(cluster.data / f"broker-{number}")
+        cluster.start(number)
+        cluster.wait_until_in_sync()
+        logs = [(cluster.data / f"broker-{n}/emptied-0/{0:020}.log").read_bytes() for n in cluster.numbers]
+        assert len(logs[0]) > 500 * 10
+        assert logs == [logs[0]] * 3
+    assert consume(cluster, "emptied", 500) == list(range(500))
 
 
 def test_a_paused_broker_is_replaced_and_returns(cluster: Cluster) -> None:

@@ -31,17 +31,20 @@ def in_utc(batch: "pa.RecordBatch") -> "pa.RecordBatch":
 
 
 def utc_type(data_type: "pa.DataType") -> "pa.DataType":
+    """Return the type with UTC as the time zone of all timestamps. Fields inside of it may be null, so that later rows
+    need not have them.
+    """
     import pyarrow as pa
+
+    def converted(field: "pa.Field") -> "pa.Field":
+        return field.with_type(utc_type(field.type)).with_nullable(True)
 
     if pa.types.is_timestamp(data_type) and data_type.tz is not None:
         return pa.timestamp("us", "UTC")
     if pa.types.is_list(data_type):
-        return pa.list_(data_type.value_field.with_type(utc_type(data_type.value_type)))
+        return pa.list_(converted(data_type.value_field))
     if pa.types.is_map(data_type):
-        return pa.map_(
-            data_type.key_field.with_type(utc_type(data_type.key_type)),
-            data_type.item_field.with_type(utc_type(data_type.item_type)),
-        )
+        return pa.map_(data_type.key_field.with_type(utc_type(data_type.key_type)), converted(data_type.item_field))
     if pa.types.is_struct(data_type):
-        return pa.struct([child.with_type(utc_type(child.type)) for child in data_type])
+        return pa.struct([converted(child) for child in data_type])
     return data_type

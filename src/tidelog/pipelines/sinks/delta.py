@@ -6,7 +6,8 @@ writes, and again if another writer's commit came first, the driver compares thi
 table.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, S
 from tidelog.pipelines.sinks.commits import commit
 from tidelog.pipelines.sinks.extras import load
 from tidelog.pipelines.sinks.keyed_rows import KeyedRows
+from tidelog.pipelines.sinks.object_errors import one_line, refuse_credentials, store_error, store_errors
+from tidelog.pipelines.sinks.object_stores import with_limits
 from tidelog.pipelines.sinks.stores import DeltaStore, LocalStore, Store, is_url, local_path
 from tidelog.pipelines.sinks.written_files import Layout, WrittenFile, check_partition_columns, write_files
 from tidelog.runtime.clock import SystemClock
@@ -41,7 +44,7 @@ def delta(
     stored: a row for which it is true removes the row with its key. `order_by` is a column: among rows of one
     micro-batch with the same key, the one with the largest value counts. With the output mode `complete`, each
     micro-batch replaces all rows. With `evolve`, new columns of the rows are added to the table; without it, they are
-    an error. `storage_options` are those of deltalake.
+    an error. `storage_options` are those of deltalake; take credentials from the environment.
 
     As a source: the rows of the table, and in a stream the rows that are appended to it. `begin_version` is the version
     of the table after which a stream begins; without it, a stream begins with all rows.
@@ -49,6 +52,9 @@ def delta(
     keys = tuple([key] if isinstance(key, str) else key or ())
     columns = tuple([partition_by] if isinstance(partition_by, str) else partition_by)
     options = tuple(sorted((storage_options or {}).items()))
+    if is_url(path):
+        refuse_credentials("delta", path)
+        options = tuple(sorted(with_limits(dict(options)).items()))
     location = path if is_url(path) else local_path(path)
     if (delete or order_by) and not keys:
         raise PipelineError(f"delta {path}: delete and order_by need a key")
@@ -101,7 +107,7 @@ class OpenedDelta:
         self._table: DeltaTable | None = None
         self._store: Store
         if is_url(sink.location):
-            self._store = DeltaStore(sink.location, sink.options)
+            self._store = DeltaStore(sink.location, sink.options, sink.describe())
         else:
             self._store = LocalStore(sink.location)
 
@@ -116,27 +122,42 @@ class OpenedDelta:
 
     def write(self, batch: "DataFrame", batch_id: int) -> None:
         """Write one micro-batch with one commit, unless the table contains it already."""
+        with self._store_errors():
+            self._write(batch, batch_id)
+
+    def close(self) -> None:
+        self._table = None
+
+    @contextmanager
+    def _store_errors(self) -> Iterator[None]:
+        """Raise PipelineError or TemporaryError in place of errors of an object store."""
+        from deltalake.exceptions import DeltaError
+
+        if not is_url(self._sink.location):
+            yield
+            return
+        with store_errors(self._sink.describe(), self._sink.location, self._sink.options, (DeltaError, OSError)):
+            yield
+
+    def _write(self, batch: "DataFrame", batch_id: int) -> None:
         existing = self._load()
         if existing is not None and self._is_written(existing, batch_id):
             return
         if self._sink.keyed is not None:
             self._merge(self._sink.keyed.prepare(batch, self._sink.describe()), existing, batch_id)
             return
-        table = self._prepared(batch, existing)
+        rows, table = self._prepared(batch, existing)
         layout = Layout(partition_by=tuple(table.metadata().partition_columns))
-        files = write_files(self._widened(batch, table), self._store, layout, self._sink.describe())
+        files = write_files(rows, self._store, layout, self._sink.describe())
         if files or self._replaces_rows:
             self._commit(batch_id, lambda table, properties: self._add_files(table, files, properties))
-
-    def close(self) -> None:
-        self._table = None
 
     def _merge(self, rows: "DataFrame", existing: "DeltaTable | None", batch_id: int) -> None:
         from tidelog.pipelines.sinks.delta_merge import changes_of, merge
 
-        table = self._prepared(rows, existing)
+        rows, table = self._prepared(rows, existing)
         key = self._sink.keyed.key if self._sink.keyed else ()
-        changes = changes_of(self._widened(rows, table), key, self._sink.describe())
+        changes = changes_of(rows, table, key, self._sink.describe())
         if changes.num_rows:
             self._commit(batch_id, lambda table, properties: merge(table, changes, key, properties))
 
@@ -197,17 +218,26 @@ class OpenedDelta:
         except TableNotFoundError:
             self._table = None
         except (DeltaError, OSError) as error:
-            raise self._error(f"the table cannot be read: {error}") from error
+            sink = self._sink
+            remote = is_url(sink.location)
+            found = store_error(sink.describe(), sink.location, error, sink.options) if remote else None
+            raise found or self._error(f"the table cannot be read: {one_line(str(error))}") from error
         return self._table
 
-    def _prepared(self, rows: "DataFrame", table: "DeltaTable | None") -> "DeltaTable":
-        """Return the table with all columns of `rows`. Creates the table, or adds columns, if necessary.
+    def _prepared(self, rows: "DataFrame", table: "DeltaTable | None") -> "tuple[DataFrame, DeltaTable]":
+        """Return the rows with the table's types, and the table with all columns of the rows.
 
-        Neither changes a row, so that a repetition after a crash does no harm.
+        Creates the table, or adds columns and fields of structs, if necessary. Neither changes a row, so that a
+        repetition after a crash does no harm.
         """
-        from deltalake import DeltaTable
+        from deltalake import DeltaTable, Schema
 
-        from tidelog.pipelines.sinks.delta_schema import missing_columns, stored_schema
+        from tidelog.pipelines.sinks.delta_schema import (
+            columns_with_new_fields,
+            missing_columns,
+            stored_schema,
+            widened,
+        )
 
         schema = stored_schema(rows, self._sink.describe())
         if table is None:
@@ -221,20 +251,19 @@ class OpenedDelta:
             )
             table = self._load()
             assert table is not None
-        added = missing_columns(table, schema)
-        if added and not self._sink.evolve:
-            names = ", ".join(field.name for field in added)
-            raise self._error(f"the table has no column {names}; delta(..., evolve=True) adds columns")
-        if added:
-            table.alter.add_columns(added)
+        rows = widened(rows, table, self._sink.describe())
+        schema = stored_schema(rows, self._sink.describe())
+        added, with_new_fields = missing_columns(table, schema), columns_with_new_fields(rows, table)
+        new = [field.name for field in added] + [name for names in with_new_fields.values() for name in names]
+        if new and not self._sink.evolve:
+            raise self._error(f"the table has no column {', '.join(new)}; delta(..., evolve=True) adds columns")
+        if new:
+            # For a column that exists, deltalake adds the fields that its structs do not have.
+            extended = [field for field in Schema.from_arrow(schema).fields if field.name in with_new_fields]
+            table.alter.add_columns(added + extended)
             table = self._load()
             assert table is not None
-        return table
-
-    def _widened(self, rows: "DataFrame", table: "DeltaTable") -> "DataFrame":
-        from tidelog.pipelines.sinks.delta_schema import widened
-
-        return widened(rows, table, self._sink.describe())
+        return rows, table
 
     def _error(self, text: str) -> PipelineError:
         return PipelineError(f"{self._sink.describe()}: {text}")

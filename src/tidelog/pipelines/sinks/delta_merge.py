@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-def changes_of(rows: "DataFrame", key: Sequence[str], sink: str) -> "pa.Table":
-    """Return the rows, which include the column DELETED, in the driver's memory.
+def changes_of(rows: "DataFrame", target: "DeltaTable", key: Sequence[str], sink: str) -> "pa.Table":
+    """Return the rows, which include the column DELETED, in the driver's memory. Structs have the fields of those in
+    the table `target`, because deltalake merges only equal structs.
 
     Raises PipelineError if several rows have the same key: deltalake would store all of them.
     """
@@ -31,7 +32,12 @@ def changes_of(rows: "DataFrame", key: Sequence[str], sink: str) -> "pa.Table":
     for counted in changes.group_by(list(key)).aggregate([([], "count_all")]).to_pylist():
         if counted["count_all"] > 1:
             raise repeated(sink, key, [counted[name] for name in key])
-    return changes
+    types = {field.name: field.type for field in pa.schema(target.schema().to_arrow())}
+    fields = [
+        field.with_type(types[field.name]) if field.name in types and pa.types.is_nested(field.type) else field
+        for field in changes.schema
+    ]
+    return changes.cast(pa.schema(fields))
 
 
 def merge(table: "DeltaTable", changes: "pa.Table", key: Sequence[str], properties: "CommitProperties") -> None:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable, Field
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
 
 UNSUPPORTED = re.compile(r"\b(void|variant|interval[\w ]*|time\(\d+\)|geo\w+)")
 """Types of Spark that a Delta table cannot store, in the notation of `DataType.simpleString`."""
@@ -49,38 +50,123 @@ def missing_columns(table: "DeltaTable", schema: "pa.Schema") -> "list[Field]":
     return [field for field in Schema.from_arrow(schema).fields if field.name not in existing]
 
 
-def widened(rows: "DataFrame", table: "DeltaTable", sink: str) -> "DataFrame":
-    """Return `rows`, with narrower types converted to those of the table. Raises PipelineError for other differences of
-    simple types. Nested types are not compared.
-    """
-    types = {column.name: spark_type(column) for column in table.schema().fields}
-    casts: dict[str, str] = {}
-    for column in rows.schema:
-        row_type, table_type = column.dataType.simpleString(), types.get(column.name)
-        if column.name == DELETED or table_type is None or table_type == row_type:
-            continue
-        if table_type in WIDER.get(row_type, ()):
-            casts[column.name] = table_type
-        elif is_simple(table_type) and is_simple(row_type):
-            raise PipelineError(
-                f"{sink}: column {column.name} is {table_type} in the table and {row_type} in the rows: cast it in the"
-                " pipeline"
+def columns_with_new_fields(rows: "DataFrame", table: "DeltaTable") -> dict[str, list[str]]:
+    """Return the fields that the table does not have in structs of its columns, by column, as `address.city`."""
+    types = {column.name: column.type for column in table.schema().fields}
+    found = {
+        column.name: new_fields(column.dataType, types[column.name], column.name)
+        for column in rows.drop(DELETED).schema
+        if column.name in types
+    }
+    return {name: fields for name, fields in found.items() if fields}
+
+
+def new_fields(row: "DataType", stored: Any, name: str) -> list[str]:
+    """Return the names of the fields of structs in the type `row` that the type `stored` of the table does not have."""
+    if stored.type == "struct":
+        types = {field.name: field.type for field in stored.fields}
+        return [
+            each
+            for field in getattr(row, "fields", ())
+            for each in (
+                new_fields(field.dataType, types[field.name], f"{name}.{field.name}")
+                if field.name in types
+                else [f"{name}.{field.name}"]
             )
-    for name, table_type in casts.items():
-        rows = rows.withColumn(name, rows[name].cast(table_type))
+        ]
+    if stored.type == "array":
+        return new_fields(getattr(row, "elementType", row), stored.element_type, f"{name}.element")
+    return []
+
+
+def widened(rows: "DataFrame", table: "DeltaTable", sink: str) -> "DataFrame":
+    """Return `rows`, with narrower types converted to those of the table, also inside of arrays, maps and structs.
+
+    Raises PipelineError for other differences, except columns and fields of structs that only the rows or only the
+    table have.
+    """
+    check_required(table.schema().fields, rows.columns, "", sink)
+    types = {column.name: column.type for column in table.schema().fields}
+    lower = {name.lower(): name for name in types}
+    casts: dict[str, DataType] = {}
+    for column in rows.schema:
+        if column.name == DELETED:
+            continue
+        if column.name in types:
+            wanted = fitting_type(column.dataType, types[column.name], column.name, sink)
+            if wanted != column.dataType:
+                casts[column.name] = wanted
+        elif column.name.lower() in lower:
+            raise differs_in_case(sink, column.name, lower[column.name.lower()])
+    for name, wanted in casts.items():
+        rows = rows.withColumn(name, rows[f"`{name.replace('`', '``')}`"].cast(wanted))
     return rows
 
 
-def spark_type(column: Any) -> str:
-    """Return the type of a column of a Delta table in Spark's notation; an empty string for a nested type."""
-    name = getattr(column.type, "type", "")
-    if name not in SPARK_NAMES and not str(name).startswith("decimal"):
-        return ""
-    return SPARK_NAMES.get(name, str(name).replace(" ", ""))
+def fitting_type(row: "DataType", stored: Any, name: str, sink: str, in_map: bool = False) -> "DataType":
+    """Return `row`, the type of a column or field in the rows, with narrower types replaced by those of `stored`, its
+    type in the table.
+
+    Fields of structs keep their order, so that Spark, which converts them by their position, can convert the values.
+    Raises PipelineError if values of these types cannot be in the same column.
+    """
+    from pyspark.sql import types as spark
+
+    if isinstance(row, spark.StructType) and stored.type == "struct":
+        inner = {field.name: field.type for field in stored.fields}
+        lower = {each.lower(): each for each in inner}
+        check_required(stored.fields, row.names, f"{name}.", sink)
+        if in_map and row.names != list(inner):
+            # deltalake's query engine cannot read a map whose values have other fields than those of the table.
+            raise PipelineError(
+                f"{sink}: column {name}, a struct in a map, has the fields {', '.join(inner)} in the table and"
+                f" {', '.join(row.names)} in the rows: give it the same fields in the same order"
+            )
+        fields = []
+        for field in row.fields:
+            data_type = field.dataType
+            if field.name in inner:
+                data_type = fitting_type(data_type, inner[field.name], f"{name}.{field.name}", sink, in_map)
+            elif field.name.lower() in lower:
+                raise differs_in_case(sink, f"{name}.{field.name}", lower[field.name.lower()])
+            fields.append(spark.StructField(field.name, data_type, field.nullable))
+        return spark.StructType(fields)
+    if isinstance(row, spark.ArrayType) and stored.type == "array":
+        element = fitting_type(row.elementType, stored.element_type, f"{name}.element", sink, in_map)
+        return spark.ArrayType(element, row.containsNull)
+    if isinstance(row, spark.MapType) and stored.type == "map":
+        key = fitting_type(row.keyType, stored.key_type, f"{name}.key", sink, True)
+        value = fitting_type(row.valueType, stored.value_type, f"{name}.value", sink, True)
+        return spark.MapType(key, value, row.valueContainsNull)
+    row_name, stored_name = row.simpleString(), spark_name(stored)
+    if row_name == stored_name:
+        return row
+    if stored_name in WIDER.get(row_name, ()):
+        kinds = [spark.ShortType(), spark.IntegerType(), spark.LongType(), spark.DoubleType()]
+        return next(kind for kind in kinds if kind.simpleString() == stored_name)
+    raise PipelineError(
+        f"{sink}: column {name} is {stored_name} in the table and {row_name} in the rows: cast it in the pipeline"
+    )
 
 
-def is_simple(type_name: str) -> bool:
-    return bool(type_name) and "<" not in type_name
+def check_required(stored: "list[Field]", names: list[str], prefix: str, sink: str) -> None:
+    """Raise PipelineError if the rows do not have a field that must not be null in the table."""
+    for field in stored:
+        if not field.nullable and field.name not in names:
+            raise PipelineError(
+                f"{sink}: column {prefix}{field.name}, which is never null in the table, is not in the rows"
+            )
+
+
+def spark_name(stored: Any) -> str:
+    """Return the name of a table's type in Spark's notation; `array`, `map` or `struct` for a nested type."""
+    return SPARK_NAMES.get(stored.type, str(stored.type).replace(" ", ""))
+
+
+def differs_in_case(sink: str, name: str, stored: str) -> PipelineError:
+    return PipelineError(
+        f"{sink}: column {name} of the rows differs only in case from {stored} in the table: rename it"
+    )
 
 
 SPARK_NAMES = {

@@ -1,14 +1,12 @@
 """`file()`: files of lines, JSON or CSV in a directory, as the sink or the source of a pipeline."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext, option_text
-from tidelog.pipelines.sinks.directory import directory_target
 from tidelog.pipelines.sinks.extras import load
-from tidelog.pipelines.sinks.parquet import OpenedDirectory
-from tidelog.pipelines.sinks.stores import is_url, local_path
+from tidelog.pipelines.sinks.parquet import OpenedDirectory, file_location, file_target, refuse_storage_options
 from tidelog.pipelines.sinks.written_files import Layout
 
 if TYPE_CHECKING:
@@ -28,14 +26,16 @@ def file(
     tail: bool = False,
     files: int | None = None,
     options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, str] | None = None,
 ) -> "File":
     """Return the files at `path`: a directory or, for a source, also a file or a pattern such as `/var/log/app/*.log`.
 
     `format` is `lines`, `json` (one object in each line) or `csv`. `options` are those of Spark's formats text, json
     and csv.
 
-    As a sink: rows are appended in new files, in the same way as by `parquet()`. For `lines`, the rows have one column
-    of type string. `files` is the number of files that a micro-batch writes; without it, each task writes one file.
+    As a sink: rows are appended in new files, in the same way as by `parquet()`, also in an object store, with
+    `storage_options`. For `lines`, the rows have one column of type string. `files` is the number of files that a
+    micro-batch writes; without it, each task writes one file.
 
     As a source: each file is read once, so it must be complete when it appears in the directory: write it elsewhere and
     rename it. With `tail`, files of lines are read while other programs append to them. The columns are then `value`,
@@ -51,9 +51,9 @@ def file(
         raise PipelineError(f"file {path}: tail reads only lines: parse the column value in the pipeline")
     if files is not None and files < 1:
         raise PipelineError(f"file {path}: files is {files}, and must be at least 1")
-    location = path if is_url(path) else local_path(path)
+    location, storage = file_location("file", path, storage_options)
     texts = {name: option_text(value) for name, value in (options or {}).items()}
-    return File(location, format, schema, tail, files, tuple(sorted(texts.items())))
+    return File(location, format, schema, tail, files, tuple(sorted(texts.items())), storage)
 
 
 @dataclass(frozen=True)
@@ -66,16 +66,19 @@ class File:
     tail: bool
     files: int | None
     options: tuple[tuple[str, str], ...]
+    storage: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """Options of the object store, as pairs. They may contain secrets and are never printed."""
 
     def describe(self) -> str:
         return f"file {self.location}"
 
     def open(self, context: SinkContext) -> Opened:
         load("pyarrow", "file()", "spark")
-        target = directory_target(self.describe(), self.location, context, SUFFIXES[self.format])
+        target = file_target(self.describe(), self.location, self.storage, context, SUFFIXES[self.format])
         return OpenedFiles(self, OpenedDirectory(target, Layout(suffix=".staged", encoding="lines"), self.files))
 
     def load(self, context: SourceContext) -> "DataFrame":
+        refuse_storage_options(self.describe(), self.storage)
         if self.tail:
             from tidelog.pipelines.sources.tail import check_begin, load_tail
 
@@ -113,8 +116,7 @@ class OpenedFiles:
         else:
             lines = batch.select(functions.to_csv(functions.struct("*"), options).alias("line"))
             if any(name.lower() == "header" and value.lower() == "true" for name, value in options.items()):
-                layout = Layout(suffix=".staged", encoding="lines", header=csv_header(batch, options))
-                directory = OpenedDirectory(directory.target, layout, directory.files)
+                directory = replace(directory, layout=replace(directory.layout, header=csv_header(batch, options)))
         directory.write(lines, batch_id)
 
     def close(self) -> None:

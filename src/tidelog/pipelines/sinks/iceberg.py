@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext
 from tidelog.pipelines.sinks.commits import commit
 from tidelog.pipelines.sinks.extras import load
+from tidelog.pipelines.sinks.object_errors import store_errors, without_secrets
 from tidelog.pipelines.sinks.stores import IcebergStore
 from tidelog.pipelines.sinks.written_files import Layout, check_partition_columns, write_files
 
@@ -100,7 +101,13 @@ def load_catalog(catalog: str | Sequence[Sequence[str]], user: str) -> "Catalog"
         return load_by_name(properties.pop("name", "default"), **properties)
     except Exception as error:  # each kind of catalog has errors of its own
         named = f"the catalog {catalog}" if isinstance(catalog, str) else "the catalog"
-        raise PipelineError(f"{user}: {named} cannot be loaded: {type(error).__name__}: {error}") from error
+        text = f"{type(error).__name__}: {without_secrets(str(error), secrets_of(catalog))}"
+        raise PipelineError(f"{user}: {named} cannot be loaded: {text}") from error
+
+
+def secrets_of(catalog: str | Sequence[Sequence[str]]) -> tuple[tuple[str, str], ...]:
+    """Return the properties of a catalog that is not only named."""
+    return () if isinstance(catalog, str) else tuple((str(pair[0]), str(pair[1])) for pair in catalog)
 
 
 class OpenedIceberg:
@@ -112,23 +119,28 @@ class OpenedIceberg:
         self._property = f"{BATCH_PROPERTY}.{hashlib.sha256(query.encode()).hexdigest()[:16]}"
         self._replaces_rows = replaces_rows
         self._catalog = load_catalog(sink.catalog, sink.describe())
+        self._warehouse = str(self._catalog.properties.get("warehouse", ""))
 
     def write(self, batch: "DataFrame", batch_id: int) -> None:
         """Write one micro-batch with one commit, unless the table contains it already."""
+        with store_errors(self._sink.describe(), self._warehouse, secrets_of(self._sink.catalog), (OSError,)):
+            self._write(batch, batch_id)
+
+    def close(self) -> None:
+        pass
+
+    def _write(self, batch: "DataFrame", batch_id: int) -> None:
         table = self._load()
         if table is not None and self._is_written(table, batch_id):
             return
         table = self._prepared(batch, table)
         names = partition_columns(table, self._sink.describe())
         location = table.location().rstrip("/")
-        store = IcebergStore(location, tuple(table.io.properties.items()))
+        store = IcebergStore(location, tuple(table.io.properties.items()), self._sink.describe())
         layout = Layout(directory="data/", partition_by=names, keeps_partition_columns=True)
         files = write_files(batch, store, layout, self._sink.describe())
         if files or self._replaces_rows:
             self._commit([f"{location}/{file.path}" for file in files], batch_id)
-
-    def close(self) -> None:
-        pass
 
     def _commit(self, paths: list[str], batch_id: int) -> None:
         """Add the files, unless another process has written this micro-batch. Repeat if the table has changed."""
@@ -173,23 +185,25 @@ class OpenedIceberg:
 
     def _prepared(self, rows: "DataFrame", table: "Table | None") -> "Table":
         """Return the table with all columns of `rows`. Creates the table, or adds columns, if necessary."""
+        from pyiceberg.exceptions import ValidationError
+
         from tidelog.pipelines.sinks.delta_schema import stored_schema
 
         schema = stored_schema(rows, self._sink.describe())
         if table is None:
             check_partition_columns(rows, self._sink.partition_by, self._sink.describe())
             table = self._create(schema)
-        existing = {field.name: field for field in table.schema().fields}
-        added = [field for field in schema if field.name not in existing]
-        if added and not self._sink.evolve:
-            names = ", ".join(field.name for field in added)
-            raise self._error(f"the table has no column {names}; iceberg(..., evolve=True) adds columns")
+        transaction = table.transaction()
         try:
-            with table.update_schema() as update:
+            with transaction.update_schema() as update:
                 update.union_by_name(schema)
-        except ValueError as error:
+        except (ValueError, ValidationError) as error:
             raise self._error(f"the columns of the rows do not fit the table: {error}") from error
-        return table
+        # Names of fields in structs, such as s.b, are names of columns too.
+        added = sorted({*transaction.table_metadata.schema().column_names} - {*table.schema().column_names})
+        if added and not self._sink.evolve:
+            raise self._error(f"the table has no column {', '.join(added)}; iceberg(..., evolve=True) adds columns")
+        return transaction.commit_transaction()
 
     def _create(self, schema: Any) -> "Table":
         from pyiceberg.exceptions import TableAlreadyExistsError

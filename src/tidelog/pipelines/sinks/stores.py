@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from tidelog.pipelines.sinks.object_errors import store_errors
+
 
 class Store(Protocol):
     def create(self, path: str) -> Any:
@@ -42,15 +44,19 @@ class DeltaStore:
     url: str
     options: tuple[tuple[str, str], ...] = field(repr=False)
     """Options of the object store, as pairs. They may contain secrets."""
+    user: str
+    """The sink as error messages name it."""
 
     @contextmanager
     def create(self, path: str) -> Iterator[Any]:
+        from deltalake.exceptions import DeltaError
         from deltalake.fs import DeltaStorageHandler
         from pyarrow.fs import PyFileSystem
 
-        file_system = PyFileSystem(DeltaStorageHandler(self.url, dict(self.options)))
-        with file_system.open_output_stream(path) as stream:
-            yield stream
+        with store_errors(self.user, self.url, self.options, (OSError, DeltaError)):
+            file_system = PyFileSystem(DeltaStorageHandler(self.url, dict(self.options)))
+            with file_system.open_output_stream(path) as stream:
+                yield stream
 
 
 @dataclass(frozen=True)
@@ -60,14 +66,17 @@ class IcebergStore:
     location: str
     properties: tuple[tuple[str, str], ...] = field(repr=False)
     """Properties of the catalog, as pairs. They may contain secrets."""
+    user: str
+    """The sink as error messages name it."""
 
     @contextmanager
     def create(self, path: str) -> Iterator[Any]:
         from pyiceberg.io import load_file_io
 
-        file_io = load_file_io(dict(self.properties), self.location)
-        with file_io.new_output(f"{self.location}/{path}").create() as stream:
-            yield stream
+        with store_errors(self.user, self.location, self.properties, (OSError,)):
+            file_io = load_file_io(dict(self.properties), self.location)
+            with file_io.new_output(f"{self.location}/{path}").create() as stream:
+                yield stream
 
 
 def is_url(path: str) -> bool:

@@ -65,6 +65,8 @@ class Layout:
     header: str = ""
     """First line of each file of lines; empty for none."""
     compression: str = "zstd"
+    file_bytes_max: int | None = None
+    """Size at which a task completes a file and begins another one, in bytes; None for no limit."""
 
 
 def write_files(batch: "DataFrame", store: Store, layout: Layout, sink: str) -> list[WrittenFile]:
@@ -115,6 +117,8 @@ def write_task(batches: "Iterator[pa.RecordBatch]", store: Store, layout: Layout
                     writer = _FileWriter(store, layout, partition)
                 writers[partition] = writer
                 writer.write(rows if layout.keeps_partition_columns else rows.drop_columns(list(layout.partition_by)))
+                if layout.file_bytes_max is not None and writer.size >= layout.file_bytes_max:
+                    files.append(writers.pop(partition).close())
         while writers:
             files.append(writers.pop(next(iter(writers))).close())
     schema = pa.schema(
@@ -155,6 +159,11 @@ class _FileWriter:
         self._pending_bytes += rows.nbytes
         if self._pending_bytes >= ROW_GROUP_BYTES:
             self._flush()
+
+    @property
+    def size(self) -> int:
+        """Number of bytes that are written to the file. Pending rows do not count."""
+        return 0 if self._stream is None else int(self._stream.tell())
 
     def close(self) -> WrittenFile:
         self._flush()

@@ -20,6 +20,8 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 from pyspark.sql.types import StructType
 
 from tidelog.pipelines.declarations import PipelineError, SourceContext, TemporaryError
+from tidelog.pipelines.sinks.object_errors import one_line, store_error, store_errors, without_secrets
+from tidelog.pipelines.sinks.stores import is_url
 from tidelog.pipelines.sources.columns import check_columns
 
 if TYPE_CHECKING:
@@ -90,7 +92,10 @@ class DeltaLog:
         try:
             table = DeltaTable(self.location, version=version, storage_options=self.storage)
         except (DeltaError, OSError) as error:
-            raise PipelineError(f"delta {self.location}: the table cannot be read: {error}") from error
+            user = f"delta {self.location}"
+            found = store_error(user, self.location, error, self.storage.items()) if is_url(self.location) else None
+            text = without_secrets(one_line(str(error)), self.storage.items())
+            raise found or PipelineError(f"{user}: the table cannot be read: {text}") from error
         features = set(table.protocol().reader_features or ())
         if "columnMapping" in features and "delta.columnMapping.mode" in table.metadata().configuration:
             raise PipelineError(f"delta {self.location}: the table maps its columns, which this source cannot read")
@@ -136,8 +141,9 @@ class DeltaLog:
                 f"the pipeline to begin with the current rows ({error})"
             ) from error
         except OSError as error:
+            text = without_secrets(one_line(str(error)), self.storage.items())
             raise TemporaryError(
-                f"delta {self.location}: version {version} of the log cannot be read: {error}"
+                f"delta {self.location}: version {version} of the log cannot be read: {text}"
             ) from error
         if any(action["remove"].get("dataChange", True) for action in actions if "remove" in action):
             raise PipelineError(
@@ -150,6 +156,12 @@ class DeltaLog:
             for add in adds
             if add.get("dataChange", True)
         ]
+
+    def read(self, file: DeltaFile, schema: "pa.Schema") -> "Iterator[pa.RecordBatch]":
+        """Yield the rows of one file. Raises PipelineError or TemporaryError if an object store refuses it."""
+        errors = (OSError,) if is_url(self.location) else ()
+        with store_errors(f"delta {self.location}", self.location, self.storage.items(), errors):
+            yield from read_file(self.file_system(), file, schema)
 
     def file_system(self) -> Any:
         from deltalake.fs import DeltaStorageHandler
@@ -172,7 +184,7 @@ class DeltaReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         assert isinstance(partition, DeltaFile)
-        return read_file(self._log.file_system(), partition, self._schema)
+        return self._log.read(partition, self._schema)
 
 
 class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -215,7 +227,7 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         assert isinstance(partition, DeltaFile)
-        return read_file(self._log.file_system(), partition, self._schema)
+        return self._log.read(partition, self._schema)
 
     def _limited(self, begin: int, latest: int) -> int:
         return latest if begin == NO_VERSION else min(latest, begin + VERSIONS_MAX)

@@ -16,7 +16,8 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 from pyspark.sql.types import StructType
 
 from tidelog.pipelines.declarations import PipelineError, SourceContext, refused_begin
-from tidelog.pipelines.sinks.iceberg import load_catalog
+from tidelog.pipelines.sinks.iceberg import load_catalog, secrets_of
+from tidelog.pipelines.sinks.object_errors import store_errors
 from tidelog.pipelines.sources.columns import check_columns
 
 if TYPE_CHECKING:
@@ -80,10 +81,14 @@ class IcebergHistory:
     def table(self) -> "Table":
         from pyiceberg.exceptions import NoSuchTableError
 
+        user = f"iceberg {self.name}"
+        catalog = load_catalog(self.catalog, user)
+        warehouse = str(catalog.properties.get("warehouse", ""))
         try:
-            return load_catalog(self.catalog, f"iceberg {self.name}").load_table(self.name)
+            with store_errors(user, warehouse, secrets_of(self.catalog), (OSError,)):
+                return catalog.load_table(self.name)
         except NoSuchTableError as error:
-            raise PipelineError(f"iceberg {self.name}: there is no such table in the catalog") from error
+            raise PipelineError(f"{user}: there is no such table in the catalog") from error
 
     def columns(self) -> StructType:
         """Return the present columns of the table."""
@@ -209,8 +214,13 @@ class _FileRows:
         self._schema = arrow_schema(schema)
         self._properties = dict(table.io.properties)
         self._location = table.location()
+        self._user = f"iceberg {history.name}"
 
     def read(self, file: IcebergFile) -> "Iterator[pa.RecordBatch]":
+        with store_errors(self._user, self._location, self._properties.items(), (OSError,)):
+            yield from self._rows(file)
+
+    def _rows(self, file: IcebergFile) -> "Iterator[pa.RecordBatch]":
         import pyarrow as pa
         import pyarrow.parquet as pq
         from pyiceberg.io import load_file_io

@@ -1,0 +1,67 @@
+"""Checkpoints outside of the state directory (`--checkpoints`): the directory PLACE/QUERY for each query.
+
+QUERY is NAME.IDENTITY or NAME.SINK.IDENTITY. So the checkpoints of one identity of a pipeline can be found without its
+declaration, and several pipelines can share a place.
+"""
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tidelog.pipelines.sinks.stores import is_url, local_path
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class ObsoleteCheckpoints(NamedTuple):
+    """The checkpoints of an identity that no run uses any more."""
+
+    place: str
+    pipeline: str
+    identity: str
+
+    def names(self) -> tuple[str, str]:
+        """Return the patterns of the names of the directories. They match nothing else, because no other pipeline has
+        this identity.
+        """
+        return f"{self.pipeline}.{self.identity}", f"{self.pipeline}.*.{self.identity}"
+
+
+def place_of_checkpoints(text: str) -> str:
+    """Return the absolute path of a directory, so that commands in other directories find it. Return a URL without the
+    slash at its end.
+    """
+    return (text if "://" in text else local_path(text)).rstrip("/")
+
+
+def remove_local(obsolete: ObsoleteCheckpoints) -> bool:
+    """Remove the checkpoints from a place in the local file system. For another place, return False and do nothing.
+
+    Raises OSError.
+    """
+    if is_url(obsolete.place):
+        return False
+    for name in obsolete.names():
+        for path in Path(local_path(obsolete.place)).glob(name):
+            shutil.rmtree(path)
+    return True
+
+
+def remove_with_spark(spark: "SparkSession", obsolete: ObsoleteCheckpoints) -> bool:
+    """Remove the checkpoints from any place that Spark can write, and return True. Raises OSError."""
+    from py4j.protocol import Py4JError
+
+    from tidelog.pipelines.failures import first_line
+
+    jvm: Any = spark._jvm
+    try:
+        settings = spark._jsparkSession.sessionState().newHadoopConf()
+        for name in obsolete.names():
+            pattern = jvm.org.apache.hadoop.fs.Path(f"{obsolete.place}/{name}")
+            files = pattern.getFileSystem(settings)
+            for found in files.globStatus(pattern) or ():
+                files.delete(found.getPath(), True)
+    except Py4JError as error:
+        raise OSError(first_line(str(getattr(error, "java_exception", error)))) from error
+    return True

@@ -1,0 +1,81 @@
+"""The sources of a streaming query, in the order in which Spark numbers them.
+
+Spark's checkpoints and reports do not name the sources of a query. They list their positions, in the order in which the
+plan of the query contains the sources. If a DataFrame is used twice, a checkpoint lists its source twice. A report
+lists it once, unless Spark reads it twice, as in a self-join.
+"""
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+SERVERS = "kafka.bootstrap.servers"
+
+
+class QuerySource(NamedTuple):
+    """One source in the plan of a query."""
+
+    servers: str | None
+    """The brokers from which it reads topics; None if it reads no topics."""
+    load: int
+    """Identifies the call of `load` that made its DataFrame (see `loads_of`)."""
+    stream: int
+    """Identifies what Spark reads."""
+
+
+def sources_of_query(query: Any, jvm: Any) -> list[QuerySource]:
+    """Return the sources by their position in the checkpoint. `query` is Spark's query in the JVM. It must have begun
+    its first micro-batch.
+    """
+    leaves = query.streamingQuery().logicalPlan().collectLeaves()
+    sources = []
+    for number in range(leaves.size()):
+        leaf = leaves.apply(number)
+        match leaf.getClass().getSimpleName():
+            case "StreamingDataSourceV2ScanRelation":
+                options = leaf.relation().options()
+                identify = jvm.System.identityHashCode
+                sources.append(QuerySource(options.get(SERVERS), identify(options), identify(leaf.stream())))
+            case "StreamingExecutionRelation":  # a source of Spark's older interface
+                identity = jvm.System.identityHashCode(leaf.source())
+                sources.append(QuerySource(None, identity, identity))
+    return sources
+
+
+def in_reports(sources: list[QuerySource]) -> list[QuerySource]:
+    """Return the sources by their position in reports."""
+    first: dict[int, QuerySource] = {}
+    for source in sources:
+        first.setdefault(source.stream, source)
+    return list(first.values())
+
+
+def loads_of(frame: "DataFrame") -> set[int]:
+    """Return the identities of the calls of `load` whose sources this DataFrame reads."""
+    jvm: Any = frame.sparkSession._jvm
+    leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
+    relations = [leaves.apply(number) for number in range(leaves.size())]
+    # All copies of a relation, and the source that Spark makes of it, have the same object with the options.
+    return {
+        jvm.System.identityHashCode(each.extraOptions())
+        for each in relations
+        if each.getClass().getSimpleName() == "StreamingRelationV2"
+    }
+
+
+def streams_with_option(frame: "DataFrame", option: str) -> list[str]:
+    """Return the value of an option for each stream that Spark reads for this DataFrame, of those that have it.
+
+    Spark reads a source once although the plan has several copies of its relation, unless they have different columns,
+    as in a self-join.
+    """
+    leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
+    found = {}
+    for number in range(leaves.size()):
+        leaf = leaves.apply(number)
+        if leaf.getClass().getSimpleName() == "StreamingRelationV2":
+            value = leaf.extraOptions().get(option)
+            if value is not None:
+                found[value, leaf.output().toString()] = str(value)
+    return list(found.values())

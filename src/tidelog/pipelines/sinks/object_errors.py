@@ -1,0 +1,109 @@
+"""Errors of object stores as one line that names the URL, the cause and the remedy, and no secret."""
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+from tidelog.pipelines.declarations import PipelineError, TemporaryError
+
+Pairs = Iterable[tuple[str, str]]
+
+SECRET_NAME = re.compile(r"secret|token|password|credential|access.?key|account.?key|sas|passphrase", re.IGNORECASE)
+"""Names of options whose values are never shown."""
+HIDDEN = "***"
+DETAIL_MAX = 400
+"""Longest text of a library's error that a message repeats, in characters."""
+NO_CREDENTIALS = (
+    "there are no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment of the driver and of"
+    " the executors, or give the machines a role"
+)
+DENIED = (
+    "the object store refuses the credentials, or they do not permit this request: check AWS_ACCESS_KEY_ID and"
+    " AWS_SECRET_ACCESS_KEY in the environment, and the permissions to read, write, list and delete"
+)
+SETTINGS = "AWS_ENDPOINT_URL and AWS_REGION; for iceberg(), s3.endpoint and s3.region"
+NO_BUCKET = f"there is no such bucket: create it, or check the URL, the endpoint and the region ({SETTINGS})"
+PLAIN_HTTP = "an endpoint with http:// needs the option AWS_ALLOW_HTTP=true: use it, or an endpoint with https://"
+WRONG_REGION = f"the bucket is in another region: set the region ({SETTINGS})"
+NO_ANSWER = f"the object store does not answer: check the endpoint ({SETTINGS}), the network and the server"
+CAUSES = (
+    (r"169\.254\.169\.254|no providers in chain|CredentialsNotLoaded", NO_CREDENTIALS),
+    (r"NoSuchBucket|NO_SUCH_BUCKET", NO_BUCKET),
+    (
+        r"InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|AccessDenied|ACCESS_DENIED|INVALID_ACCESS_KEY|"
+        r"SIGNATURE_DOES_NOT_MATCH|\b40[13] (?:Forbidden|Unauthorized)|HTTP status 40[13]\b|lacked the necessary priv",
+        DENIED,
+    ),
+    (r"BadScheme|HTTP error: builder error|URL scheme is not allowed", PLAIN_HTTP),
+    (r"PermanentRedirect|AuthorizationHeaderMalformed|incorrectly configured region|\b301 Moved", WRONG_REGION),
+)
+"""What the libraries' texts mean. The first pattern that a text contains counts. Another attempt would fail too."""
+TRANSIENT = re.compile(
+    r"error sending request|Error performing|Generic (?:S3|GCS)|NETWORK_CONNECTION|SLOW_DOWN|SERVICE_UNAVAILABLE|"
+    r"INTERNAL_FAILURE|timed? ?out|curlCode|connection|\b5\d\d\b",
+    re.IGNORECASE,
+)
+"""Texts of errors after which another attempt may succeed."""
+MISSING_OBJECT = re.compile(r"Error performing (?:GET|HEAD) .*?\b404 Not Found|NoSuchKey|RESOURCE_NOT_FOUND", re.DOTALL)
+"""Texts of errors that are not about the store: it answers that an object does not exist."""
+
+
+@contextmanager
+def store_errors(user: str, url: str, options: Pairs, errors: tuple[type[Exception], ...]) -> Iterator[None]:
+    """Raise PipelineError or TemporaryError, which names `user`, in place of one of `errors` of an object store.
+
+    `user` contains the `url`, as in `parquet s3://bucket/sales`. `options` are those of the store: their secrets are
+    not shown. Errors of other kinds, and those that are not about an object store, remain as they are.
+    """
+    try:
+        yield
+    except PipelineError:
+        raise
+    except errors as error:
+        found = store_error(user, url, error, options)
+        if found is None:
+            raise
+        raise found from error
+
+
+def store_error(user: str, url: str, error: BaseException, options: Pairs) -> PipelineError | None:
+    """Return the error of a library as an error for people, or None if it is not about the object store itself."""
+    raw = str(error)
+    where = user if url in user else f"{user} ({without_secrets(url, options)})"
+    detail = without_secrets(one_line(raw), options)
+    for pattern, remedy in CAUSES:
+        if re.search(pattern, raw):
+            return PipelineError(f"{where}: {remedy} ({detail})")
+    if TRANSIENT.search(raw) and not MISSING_OBJECT.search(raw):
+        return TemporaryError(f"{where}: {NO_ANSWER} ({detail})")
+    return None
+
+
+def one_line(text: str) -> str:
+    """Return the error of a library without colours, details for its developers, XML and ends of lines."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text).partition("Debug source")[0]
+    code = re.search(r"<Code>(\w+)</Code>", text)
+    text = re.sub(r"<\?xml.*|<Error>.*", code[1] if code else "", text, flags=re.DOTALL)
+    text = re.sub(r"[?&][\w.-]*=[^\s&]*", "", text)  # uploads have identifiers, and signed URLs have signatures
+    text = " ".join(text.replace("↳", " ").split())
+    return text if len(text) <= DETAIL_MAX else f"{text[:DETAIL_MAX]} ..."
+
+
+def without_secrets(text: str, options: Pairs) -> str:
+    """Return the text without the values of secret options, and without passwords in URLs."""
+    for name, value in options:
+        if len(value) >= 4 and SECRET_NAME.search(name):
+            text = text.replace(value, HIDDEN)
+    return re.sub(r"//[^/\s@]+@", f"//{HIDDEN}@", text)
+
+
+def refuse_credentials(kind: str, url: str) -> None:
+    """Raise PipelineError if a URL contains a password: it would be shown wherever the URL is."""
+    parts = urlsplit(url)
+    user, _, host = parts.netloc.rpartition("@")
+    if ":" in user:  # abfss://container@account has no password
+        raise PipelineError(
+            f"{kind} {parts.scheme}://{HIDDEN}@{host}{parts.path}: the URL contains a password: remove it, and set"
+            " credentials in the environment, as AWS_ACCESS_KEY_ID"
+        )

@@ -1,0 +1,124 @@
+"""Object stores through obstore, the library behind deltalake's own access: the same options, and conditional writes.
+
+Arrow's file systems have no conditional writes, which the sinks need to decide a micro-batch (see `bucket`).
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from tidelog.pipelines.declarations import PipelineError, interval_ms
+from tidelog.pipelines.sinks.object_errors import one_line, store_errors, without_secrets
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+SCHEMES = ("s3", "s3a", "gs")
+"""Schemes of URLs of object stores in which a copy is complete when the store answers."""
+LIMITS = {"connect_timeout": "5s", "timeout": "30s", "max_retries": "10", "retry_timeout": "60s"}
+"""Options that bound the time until a request fails, unless the user sets them. An attempt takes up to `timeout`, and
+no attempt begins after `retry_timeout`."""
+CLIENT_OPTIONS = re.compile(
+    "allow_http|allow_invalid_certificates|default_content_type|http1_only|http2_.*|pool_.*|proxy_.*|"
+    "randomize_addresses|timeout|connect_timeout|read_timeout|user_agent"
+)
+"""Options of the HTTP client. obstore takes them separately from those of the store."""
+RETRY_OPTIONS = ("max_retries", "retry_timeout")
+
+
+def with_limits(options: Mapping[str, str]) -> dict[str, str]:
+    """Return the options of an object store with LIMITS for those that are not set."""
+    return LIMITS | {_plain(name) if _plain(name) in LIMITS else name: value for name, value in options.items()}
+
+
+@dataclass(frozen=True)
+class Objects:
+    """The objects below one URL. Spark pickles it for the executors, which open the store themselves."""
+
+    url: str
+    options: tuple[tuple[str, str], ...] = field(repr=False)
+    """Options of the object store, as pairs. They may contain secrets."""
+    user: str
+    """The sink as error messages name it."""
+
+    def open(self) -> "ObjectStore":
+        """Return obstore's store. No request is sent yet. Raises PipelineError if an option is wrong."""
+        from obstore.store import from_url
+
+        config, client, retry = {}, {}, {}
+        for name, value in with_limits(dict(self.options)).items():
+            if _plain(name) in RETRY_OPTIONS:
+                retry[_plain(name)] = value
+            elif CLIENT_OPTIONS.fullmatch(_plain(name)):
+                client[_plain(name)] = value
+            else:
+                config[name] = value
+        try:
+            store: ObjectStore = from_url(
+                self.url,
+                config=config,  # type: ignore[call-overload]  # the names are the user's
+                client_options=client,
+                retry_config={
+                    "max_retries": int(retry["max_retries"]),
+                    "retry_timeout": timedelta(seconds=_seconds(retry["retry_timeout"])),
+                },
+            )
+        except Exception as error:
+            text = without_secrets(one_line(str(error)), self.options)
+            raise PipelineError(f"{self.user}: the options of the object store are wrong: {text}") from error
+        return store
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Raise PipelineError or TemporaryError in place of errors of the object store."""
+        from obstore.exceptions import BaseError
+
+        with store_errors(self.user, self.url, self.options, (BaseError, OSError)):
+            yield
+
+    @contextmanager
+    def create(self, path: str) -> Iterator[Any]:
+        """Write a new object. It exists, complete, when the block has ended without an error; else never."""
+        import obstore
+
+        with self.errors(), obstore.open_writer(self.open(), path) as stream:
+            yield CountedStream(stream)
+
+
+class CountedStream:
+    """A stream of obstore with the position that writers of files ask for."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._size = 0
+        self.closed = False
+
+    def write(self, content: Any) -> int:
+        written: int = self._stream.write(content)
+        self._size += written
+        return written
+
+    def tell(self) -> int:
+        """Return the number of bytes so far."""
+        return self._size
+
+    def flush(self) -> None:
+        """Do nothing: an object exists only when it is complete."""
+
+    def close(self) -> None:
+        """Do nothing: the owner of the stream completes the object."""
+
+
+def _plain(name: str) -> str:
+    """Return the name of an option without upper case and prefix: `AWS_ALLOW_HTTP` is `allow_http`."""
+    return re.sub(r"^(?:aws|google)_", "", name.lower())
+
+
+def _seconds(text: str) -> float:
+    milliseconds = interval_ms(text)
+    if milliseconds is None:
+        raise ValueError(f"retry_timeout {text!r} is not an interval such as 60s")
+    return milliseconds / 1000

@@ -1,0 +1,117 @@
+"""Adds the files of each micro-batch to a directory exactly once, for every reader that lists the directory.
+
+1. The executors write files into `_tidelog/staged/...`, with names that end with `.staged`, so that no reader reads
+   them as data.
+2. The driver decides: it creates `_tidelog/<query>/<batch>.json`, the manifest, with the list of these files and of
+   their names in the directory. Only one process can create it; another one uses the manifest that exists.
+3. The driver gives the files their names: a directory renames them, and an object store copies them. The names contain
+   the query and the micro-batch, and each appears with its whole content.
+
+After a crash between the second and the third step, the next driver completes the third one. After a crash before the
+second step, the micro-batch is written again, and the files of the failed attempt are removed when it is committed.
+"""
+
+import hashlib
+import json
+import uuid
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TypedDict
+
+from tidelog.pipelines.declarations import PipelineError
+from tidelog.pipelines.sinks.stores import Store
+from tidelog.pipelines.sinks.written_files import WrittenFile
+
+CONTROL = "_tidelog"
+"""Directory of staged files and manifests. Spark, Hive and Arrow ignore names that begin with an underscore."""
+MANIFESTS_MAX = 1000
+"""Number of manifests that are retained for each query. A second driver of the same query, which runs by mistake, does
+no harm unless it is more micro-batches behind than this."""
+
+
+class Entry(TypedDict):
+    """A file of a manifest. Both names are relative to the root."""
+
+    staged: str
+    name: str
+    rows: int
+
+
+@dataclass(frozen=True)
+class FileTarget(ABC):
+    """A place to which one query appends files."""
+
+    location: str
+    """The path or URL of its root."""
+    query: str
+    suffix: str
+    """End of the names of files, as `.parquet`."""
+    sink: str
+    """The sink as error messages name it."""
+
+    @property
+    @abstractmethod
+    def store(self) -> Store:
+        """Where the executors write."""
+
+    @abstractmethod
+    def _read_manifest(self, batch_id: int) -> str | None: ...
+
+    @abstractmethod
+    def _decide(self, batch_id: int, text: str) -> None:
+        """Create the manifest with its whole content in one step, unless it exists."""
+
+    @abstractmethod
+    def _publish(self, files: list[Entry]) -> str | None:
+        """Give the files their names, unless they have them. Return the name of a file that is missing, or None."""
+
+    @abstractmethod
+    def _remove_attempts(self, batch_id: int) -> None:
+        """Remove the files of micro-batches up to this one that are still staged. They belong to failed attempts."""
+
+    @abstractmethod
+    def _remove_manifest(self, batch_id: int) -> None: ...
+
+    @property
+    def name(self) -> str:
+        """A short name of the query for names of files."""
+        return hashlib.sha256(self.query.encode()).hexdigest()[:12]
+
+    def staging(self, batch_id: int) -> str:
+        """Return a new directory for the files of one attempt, relative to the root, with a slash at its end."""
+        return f"{CONTROL}/staged/{self.name}-{batch_id}-{uuid.uuid4().hex[:8]}/"
+
+    def finish(self, batch_id: int) -> bool:
+        """If the manifest of the micro-batch exists, give its files their names, and return True."""
+        manifest = self._read_manifest(batch_id)
+        if manifest is None:
+            return False
+        missing = self._publish(json.loads(manifest)["files"])
+        if missing is not None:
+            raise PipelineError(
+                f"{self.location}: the file {missing} of micro-batch {batch_id} is missing. If it was "
+                f"removed on purpose, remove it from {self.location}/{self._manifest(batch_id)} too"
+            )
+        self._remove_attempts(batch_id)
+        return True
+
+    def commit(self, batch_id: int, directory: str, files: list[WrittenFile]) -> None:
+        """Make the files, which are below `directory`, part of the data, unless the micro-batch has a manifest."""
+        entries = []
+        for number, file in enumerate(files):
+            partition = file.path.removeprefix(directory).rpartition("/")[0]
+            name = f"{self.name}-{batch_id:09}-{number:05}{self.suffix}"
+            entries.append(Entry(staged=file.path, name=f"{partition}/{name}" if partition else name, rows=file.rows))
+        self._decide(batch_id, json.dumps({"query": self.query, "batch": batch_id, "files": entries}, indent=1))
+        self.finish(batch_id)
+        if batch_id >= MANIFESTS_MAX:
+            self._remove_manifest(batch_id - MANIFESTS_MAX)
+
+    def _manifest(self, batch_id: int) -> str:
+        """Return the name of a manifest, relative to the root."""
+        return f"{CONTROL}/{self.name}/{batch_id:09}.json"
+
+    def _attempt_batch(self, name: str) -> int | None:
+        """Return the micro-batch of a directory with this name in `_tidelog/staged`; None if it is not this query's."""
+        query, _, rest = name.partition("-")
+        return int(rest.partition("-")[0]) if query == self.name else None
