@@ -1,6 +1,7 @@
 """Declared pipelines in a real Spark, against a live broker."""
 
 import json
+import shutil
 import threading
 import time
 import uuid
@@ -15,10 +16,10 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import functions as f
 
-from tidelog.pipelines import PipelineError, pipeline, topic
+from tidelog.pipelines import PipelineError, file, pipeline, topic
 from tidelog.pipelines import json as json_format
-from tidelog.pipelines.checkpoints import ObsoleteCheckpoints, remove_with_spark
-from tidelog.pipelines.declarations import SinkContext, SourceContext
+from tidelog.pipelines.checkpoints import ObsoleteCheckpoints, has_offsets, remove_with_spark
+from tidelog.pipelines.declarations import SinkContext, SourceContext, TemporaryError
 from tidelog.pipelines.lag import LagMonitor
 from tidelog.pipelines.loading import declared_pipeline
 from tidelog.pipelines.running import Run, run
@@ -119,6 +120,25 @@ def test_a_pipeline_continues_where_it_ended_and_puts_unparsable_records_aside(
     assert [(count.rows, count.dead_letters) for count in counts] == [(3, 0), (4, 3)]
 
 
+class Numbers:
+    """A sink that keeps the numbers of the micro-batches."""
+
+    def __init__(self) -> None:
+        self.written: list[int] = []
+
+    def describe(self) -> str:
+        return "numbers"
+
+    def open(self, context: SinkContext) -> "Numbers":
+        return self
+
+    def write(self, batch: "DataFrame", batch_id: int) -> None:
+        self.written.append(batch_id)
+
+    def close(self) -> None:
+        pass
+
+
 def letters_of(log: Log, dead: str) -> list[tuple[str, str]]:
     """Return the source and the value of each dead letter, sorted."""
     return sorted((dict(each.headers())["source"].decode(), each.value().decode()) for each in log.records(dead))
@@ -181,6 +201,35 @@ def test_two_sources_of_a_topic_have_dead_letters_of_their_own(spark: "SparkSess
     assert letters_of(log, dead) == [("products", "broken"), ("sales", "broken"), ("sales", sale("milk", "two"))]
 
 
+def test_the_order_of_the_sinks_does_not_change_which_query_writes_the_dead_letters(
+    spark: "SparkSession", log: Log, tmp_path: Path
+) -> None:
+    sales, dead = log.create("sales"), f"dead-{log.suffix}"
+    sinks = {"first": Numbers(), "second": Numbers()}
+
+    def process(order: list[str]) -> None:
+        @pipeline(
+            source=topic(sales, value=json_format(SALES)),
+            sink={name: sinks[name] for name in order},
+            dead_letters=dead,
+        )
+        def copied(sales: "DataFrame") -> dict[str, "DataFrame"]:
+            return dict.fromkeys(order, sales.select("product"))
+
+        run(copied, bootstrap=log.bootstrap, state=tmp_path, spark=spark, timeout_s=LIMIT_S)
+
+    log.send(sales, "broken")
+    process(["first", "second"])
+    # The second query has not committed its micro-batch, so the next run repeats it.
+    for path in tmp_path.glob("copied/*/second/commits/*"):
+        path.unlink()
+    process(["second", "first"])
+    assert [sink.written for sink in sinks.values()] == [[0], [0, 0]]
+    assert letters_of(log, dead) == [("sales", "broken")]
+    with pytest.raises(PipelineError, match="its sink first writes the dead letters of the source sales, but now no"):
+        process(["second"])
+
+
 def test_records_that_are_skipped_do_not_cause_a_second_read(
     spark: "SparkSession", log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +261,55 @@ def test_spark_removes_old_checkpoints_and_no_others(spark: "SparkSession", tmp_
     assert sorted(path.name for path in tmp_path.iterdir()) == names[2:]
     with pytest.raises(OSError, match="nosuchscheme"):
         remove_with_spark(spark, ObsoleteCheckpoints("nosuchscheme://x/y", "sales", "0a1b2c3d"))
+
+
+@pytest.mark.parametrize("is_uri", [False, True])
+def test_a_query_does_not_begin_again_if_its_checkpoint_in_another_place_is_lost(
+    spark: "SparkSession", tmp_path: Path, *, is_uri: bool
+) -> None:
+    lines, place, sink = tmp_path / "lines", tmp_path / "checkpoints", Numbers()
+    lines.mkdir()
+
+    @pipeline(source=file(str(lines)), sink=sink)
+    def copied(rows: "DataFrame") -> "DataFrame":
+        return rows
+
+    def process(text: str) -> str | None:
+        """Add a file, process it, and return the error."""
+        (tmp_path / text).write_text(text)
+        (tmp_path / text).rename(lines / text)
+        declared, checkpoints = declared_pipeline(copied), place.as_uri() if is_uri else str(place)
+        with Run(
+            [declared], spark, bootstrap="127.0.0.1:1", state=tmp_path / "state", once=True, checkpoints=checkpoints
+        ) as started:
+            started.start()
+            while not started.has_ended:
+                started.step()
+                time.sleep(0.1)
+        return started.statuses[0].error
+
+    assert [process("one"), process("two")] == [None, None]
+    assert sink.written == [0, 1]
+    [checkpoint] = place.iterdir()
+    place.rename(tmp_path / "away")
+    assert f"/{checkpoint.name} is missing or empty: restore it" in str(process("three"))
+    assert sink.written == [0, 1]
+    shutil.rmtree(place, ignore_errors=True)
+    (tmp_path / "away").rename(place)
+    assert process("four") is None
+    assert sink.written == [0, 1, 2]
+
+
+def test_a_checkpoint_is_complete_if_it_has_offsets(spark: "SparkSession", tmp_path: Path) -> None:
+    places = [str(tmp_path), tmp_path.as_uri()]
+    assert [has_offsets(spark, place) for place in places] == [False, False]
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "offsets" / ".0.crc").touch()
+    assert [has_offsets(spark, place) for place in places] == [False, False]
+    (tmp_path / "offsets" / "0").touch()
+    assert [has_offsets(spark, place) for place in places] == [True, True]
+    with pytest.raises(TemporaryError, match=r"the checkpoint nosuchscheme://x/y cannot be read: .*nosuchscheme"):
+        has_offsets(spark, "nosuchscheme://x/y")
 
 
 def test_without_a_dead_letter_topic_an_unparsable_record_stops_the_pipeline(

@@ -1,4 +1,4 @@
-"""Checkpoints outside of the state directory (`--checkpoints`): the directory PLACE/QUERY for each query.
+"""Checkpoints, also those outside of the state directory (`--checkpoints`): the directory PLACE/QUERY for each query.
 
 QUERY is NAME.IDENTITY or NAME.SINK.IDENTITY. So the checkpoints of one identity of a pipeline can be found without its
 declaration, and several pipelines can share a place.
@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tidelog.pipelines.declarations import TemporaryError
 from tidelog.pipelines.sinks.stores import is_url, local_path
 
 if TYPE_CHECKING:
@@ -33,6 +34,29 @@ def place_of_checkpoints(text: str) -> str:
     slash at its end.
     """
     return (text if "://" in text else local_path(text)).rstrip("/")
+
+
+def has_offsets(spark: "SparkSession", checkpoint: str) -> bool:
+    """Return whether Spark has planned a micro-batch with this checkpoint. `checkpoint` is a path or a URI, and is read
+    as Spark itself reads it.
+
+    Raises TemporaryError if its file system cannot be read.
+    """
+    from py4j.protocol import Py4JError
+
+    from tidelog.pipelines.failures import first_line
+
+    jvm: Any = spark._jvm
+    try:
+        offsets = jvm.org.apache.hadoop.fs.Path(f"{checkpoint}/offsets")
+        files = offsets.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+        # Beside the offsets, there can be checksums and temporary files, whose names are not numbers.
+        return bool(files.exists(offsets)) and any(
+            each.getPath().getName().isdecimal() for each in files.listStatus(offsets)
+        )
+    except Py4JError as error:
+        text = first_line(str(getattr(error, "java_exception", error)))
+        raise TemporaryError(f"the checkpoint {checkpoint} cannot be read: {text}") from error
 
 
 def remove_local(obsolete: ObsoleteCheckpoints) -> bool:

@@ -10,7 +10,7 @@ The range of offsets comes from the checkpoint, where Spark writes it before it 
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -95,6 +95,33 @@ class DeadLetters:
         options |= exactly_once_options(f"{self._query}.dead-letters.{parameter}", batch_id)
         letters.write.format("tidelog").mode("append").options(**options).save()
         return int(observation.get["count"])
+
+
+def letter_writers(
+    pipeline: str, stored: Mapping[str, str], sources: Iterable[str], readers: Mapping[str, Container[str]]
+) -> dict[str, str]:
+    """Return the sink whose query writes the dead letters of each source, by the parameter of the source.
+
+    `stored` is the choice of the earlier runs, which remains: the queries of two sinks may have read different parts of
+    a source, so another query would omit dead letters or write them again. `readers` are the parameters of the sources
+    that each sink's query reads. The first of these sinks writes the dead letters of a source that has no choice yet.
+    A source that no query reads has no dead letters.
+
+    Raises PipelineError if the query that has written the dead letters of a source no longer reads this source.
+    """
+    writers = dict(stored)
+    for source in sources:
+        reading = [sink for sink, parameters in readers.items() if source in parameters]
+        writer = writers.get(source)
+        if writer is None and reading:
+            writers[source] = reading[0]
+        elif writer is not None and writer not in reading:
+            raise PipelineError(
+                f"pipeline {pipeline}: the query of its sink {writer} writes the dead letters of the source"
+                f" {source}, but now no such query reads this source: restore the sink and its name, or begin again"
+                f" with: tidelog pipeline replay {pipeline} --from TIME"
+            )
+    return writers
 
 
 def dead_letter_columns(unparsed: "DataFrame", pipeline: str, source: str) -> "DataFrame":

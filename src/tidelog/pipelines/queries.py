@@ -12,7 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tidelog.pipelines.dead_letters import METRIC, Counts, DeadLetters
+from tidelog.pipelines.checkpoints import has_offsets
+from tidelog.pipelines.dead_letters import METRIC, Counts, DeadLetters, letter_writers
 from tidelog.pipelines.declarations import (
     Opened,
     Pipeline,
@@ -275,6 +276,7 @@ def start_queries(
     pipeline: Pipeline, session: "SparkSession", run: RunContext, state: PipelineState, identity: Identity
 ) -> list[RunningQuery]:
     """Open sources and sinks, and start one query for each sink. Raises PipelineError; no query then remains."""
+    places = checked_checkpoints(pipeline, run, state, identity, partial(has_offsets, session))
     send_functions_by_value(pipeline)  # before sources are loaded, whose formats may be classes of the pipeline's file
     context = SourceContext(session, run.bootstrap, pipeline.name, is_streaming=True, begin=identity.begin)
     frames: dict[str, DataFrame] = {}
@@ -305,19 +307,11 @@ def start_queries(
         ensure_topic(run.bootstrap, pipeline.dead_letters, DEAD_LETTER_PARTITIONS, {}, f"pipeline {pipeline.name}", "")
     results = results_of(pipeline, frames)
     refuse_shared_pages(pipeline, results)
+    letters_of_sink = _letters_of_sinks(pipeline, results, letter_loads, state, identity)
     running: list[RunningQuery] = []
     try:
         for sink_name, frame in results.items():
-            loads = loads_of(frame)
-            read_here = {load: parameter for load, parameter in letter_loads.items() if load in loads}
-            for load in read_here:
-                del letter_loads[load]  # the first query that reads the source writes its dead letters
-            query = f"{pipeline.name}.{identity.id}"
-            if list(pipeline.sinks) != [pipeline.name]:
-                query = f"{pipeline.name}.{sink_name}.{identity.id}"
-            checkpoint = state.checkpoint(identity, sink_name)
-            place = f"{run.checkpoints}/{query}" if run.checkpoints else str(checkpoint)
-            state.check_checkpoint(identity, sink_name, run.checkpoints)
+            query = query_name(pipeline, sink_name, identity)
             sink_context = SinkContext(session, run.bootstrap, pipeline.name, query, pipeline.output_mode)
             running.append(
                 _start_query(
@@ -330,9 +324,9 @@ def start_queries(
                     frame,
                     context,
                     sink_context,
-                    place,
+                    places[sink_name],
                     letter_sources,
-                    read_here,
+                    letters_of_sink[sink_name],
                     once=run.once,
                 )
             )
@@ -341,6 +335,58 @@ def start_queries(
             logger.warning("pipeline_stop_failed pipeline=%s %s", pipeline.name, cause_text(error))
         raise
     return running
+
+
+def query_name(pipeline: Pipeline, sink: str, identity: Identity) -> str:
+    """Return the identifier of the query that writes to this sink (see `SinkContext.query`)."""
+    if list(pipeline.sinks) == [pipeline.name]:
+        return f"{pipeline.name}.{identity.id}"
+    return f"{pipeline.name}.{sink}.{identity.id}"
+
+
+def checked_checkpoints(
+    pipeline: Pipeline,
+    run: RunContext,
+    state: PipelineState,
+    identity: Identity,
+    has_offsets: Callable[[str], bool],
+) -> dict[str, str]:
+    """Return the path or URI of the checkpoint of each query, by the name of its sink.
+
+    Raises PipelineError if one of them is lost (see `PipelineState.check_checkpoint`).
+    """
+    places = {}
+    for sink in pipeline.sinks:
+        places[sink] = str(state.checkpoint(identity, sink))
+        if run.checkpoints is not None:
+            places[sink] = f"{run.checkpoints}/{query_name(pipeline, sink, identity)}"
+        state.check_checkpoint(identity, sink, run.checkpoints, places[sink], has_offsets)
+    return places
+
+
+def _letters_of_sinks(
+    pipeline: Pipeline,
+    results: Mapping[str, "DataFrame"],
+    letter_loads: Mapping[int, str],
+    state: PipelineState,
+    identity: Identity,
+) -> dict[str, dict[int, str]]:
+    """Return the sources whose dead letters each sink's query writes, as parameters by `QuerySource.load`. Store this
+    choice for later runs.
+    """
+    read = {
+        sink: {load: letter_loads[load] for load in loads_of(frame) if load in letter_loads}
+        for sink, frame in results.items()
+    }
+    if not letter_loads:
+        return read
+    readers = {sink: set(loads.values()) for sink, loads in read.items()}
+    writers = letter_writers(pipeline.name, state.letter_writers(identity), letter_loads.values(), readers)
+    state.store_letter_writers(identity, writers)
+    return {
+        sink: {load: parameter for load, parameter in loads.items() if writers[parameter] == sink}
+        for sink, loads in read.items()
+    }
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 STATE/NAME/identity.json           the identity, and where its queries begin
 STATE/NAME/IDENTITY/SINK/          Spark's checkpoint of one query, unless --checkpoints names another place
 STATE/NAME/IDENTITY.SINK.started   exists when the query may have written a micro-batch
+STATE/NAME/IDENTITY.letters.json   the sink whose query writes the dead letters of each source
 STATE/NAME/obsolete.json           checkpoints in other places that are not removed yet
 STATE/NAME/status.json             the newest figures of the run
 STATE/NAME/lock                    locked by the process that runs the pipeline
@@ -15,7 +16,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,26 +80,61 @@ class PipelineState:
         """Return whether any query of this identity may have written a micro-batch."""
         return any(self.directory.glob(f"{identity.id}.*.started"))
 
-    def check_checkpoint(self, identity: Identity, sink: str, checkpoints: str | None) -> None:
+    def letter_writers(self, identity: Identity) -> dict[str, str]:
+        """Return the stored sinks whose queries write the dead letters, by the parameter of the source. Raises
+        PipelineError if the file is damaged.
+        """
+        path = self._letters_path(identity)
+        try:
+            document = json.loads(path.read_text())
+            return {str(source): str(sink) for source, sink in document.items()}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, AttributeError) as error:
+            raise PipelineError(
+                f"pipeline {self.pipeline}: {path} is damaged ({error}): restore it; or remove it, if the order of the"
+                " sinks has never changed"
+            ) from None
+
+    def store_letter_writers(self, identity: Identity, writers: Mapping[str, str]) -> None:
+        if writers != self.letter_writers(identity):
+            self._write(self._letters_path(identity).name, dict(writers))
+
+    def _letters_path(self, identity: Identity) -> Path:
+        return self.directory / f"{identity.id}.letters.json"
+
+    def check_checkpoint(
+        self,
+        identity: Identity,
+        sink: str,
+        checkpoints: str | None,
+        checkpoint: str,
+        has_offsets: Callable[[str], bool],
+    ) -> None:
         """Raise PipelineError if a query that has written micro-batches would begin again with an empty checkpoint.
 
         The sinks would then write nothing for its first micro-batches, because they have written micro-batches with the
         same numbers already.
+
+        `checkpoints` is the place of all checkpoints, None for the state directory. `checkpoint` is that of this query.
+        `has_offsets` returns whether Spark has planned a micro-batch with a checkpoint.
         """
         if not (self.directory / f"{identity.id}.{sink}.started").exists():
             return
-        remedy = f"restore it, or begin again with: tidelog pipeline replay {self.pipeline} --from TIME"
+        replay = f"tidelog pipeline replay {self.pipeline} --from TIME"
         # An earlier version stored relative paths.
         stored = None if identity.checkpoints is None else place_of_checkpoints(identity.checkpoints)
         if checkpoints != stored:
             here, before = (place or str(self.directory) for place in (checkpoints, identity.checkpoints))
             raise PipelineError(
                 f"pipeline {self.pipeline}: its checkpoints are in {before}, not in {here}: name the same place with"
-                " --checkpoints, or begin again with: tidelog pipeline replay " + f"{self.pipeline} --from TIME"
+                f" --checkpoints, or begin again with: {replay}"
             )
-        place = self.checkpoint(identity, sink) / "offsets"
-        if checkpoints is None and not (place.is_dir() and any(place.iterdir())):
-            raise PipelineError(f"pipeline {self.pipeline}: the checkpoint {place.parent} is missing: {remedy}")
+        if not has_offsets(checkpoint):
+            raise PipelineError(
+                f"pipeline {self.pipeline}: the checkpoint {checkpoint} is missing or empty: restore it, or begin again"
+                f" with: {replay}"
+            )
 
     def checkpoint(self, identity: Identity, sink: str) -> Path:
         return self.directory / identity.id / sink
@@ -116,6 +152,7 @@ class PipelineState:
             (self.directory / name).unlink(missing_ok=True)
         if identity is not None:
             shutil.rmtree(self.directory / identity.id, ignore_errors=True)
+            self._letters_path(identity).unlink(missing_ok=True)
             for marker in self.directory.glob(f"{identity.id}.*.started"):
                 marker.unlink()
         self.remove_obsolete(remove_local)

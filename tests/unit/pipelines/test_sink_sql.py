@@ -107,9 +107,18 @@ def test_two_drivers_of_one_query(url: str, table: str) -> None:
     assert ids(url, table) == list(range(60))
 
 
-def changes(*rows: tuple[str, int, str | None, bool]) -> Rows:
+def changes(*rows: tuple[str | None, int, str | None, bool]) -> Rows:
     codes, numbers, names, deleted = zip(*rows, strict=True)
-    return Rows(pa.table({"code": codes, "id": numbers, "name": pa.array(names, pa.string()), DELETED: deleted}))
+    return Rows(
+        pa.table(
+            {
+                "code": pa.array(codes, pa.string()),
+                "id": numbers,
+                "name": pa.array(names, pa.string()),
+                DELETED: deleted,
+            }
+        )
+    )
 
 
 def test_rows_replace_rows_with_the_same_key(url: str, table: str) -> None:
@@ -134,6 +143,20 @@ def test_keys_are_not_collected_where_the_rows_are_ordered(url: str, table: str)
     sink = opened(sql(url, table, key=["code", "id"], order_by="name"), None, "update", table)
     sink.write(changes(("a", 1, "x", False), ("b", 1, "y", False), ("a", 1, "z", False)), 0)
     assert sorted(query(url, f"select code, id, name from {table}")) == [("a", 1, "z"), ("b", 1, "y")]
+
+
+@pytest.mark.parametrize("order_by", [None, "name"])
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_null_in_a_key_is_an_error(url: str, table: str, order_by: str | None, is_deleted: bool) -> None:
+    """A null is in no conflict with another null, so the row would be inserted again and never removed."""
+    query(url, f"create table {table} (code varchar(20), id bigint not null, name varchar(20), unique (code, id))")
+    sink = opened(sql(url, table, key=["code", "id"], order_by=order_by), None, "update", table)
+    sink.write(changes(("a", 1, "x", False)), 0)
+    with pytest.raises(
+        PipelineError, match=r"a row has the key code=None, id=2: a column of key cannot be null: leave"
+    ):
+        sink.write(changes(("a", 1, "y", False), (None, 2, "z", is_deleted)), 1)
+    assert query(url, f"select code, id, name from {table}") == [("a", 1, "x")]
 
 
 def test_complete_replaces_all_rows(url: str, table: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tidelog.cli.pipeline_view import LineView, status_table
 from tidelog.client.operations import ListedOffset
 from tidelog.pipelines.checkpoints import ObsoleteCheckpoints, place_of_checkpoints
-from tidelog.pipelines.dead_letters import last_planned_batch, micro_batch_ranges
+from tidelog.pipelines.dead_letters import last_planned_batch, letter_writers, micro_batch_ranges
 from tidelog.pipelines.declarations import PipelineError
 from tidelog.pipelines.failures import cause_text, is_permanent
 from tidelog.pipelines.lag import LagMonitor
@@ -179,20 +179,27 @@ def test_checkpoints_that_only_spark_can_remove_are_listed_until_then(tmp_path: 
     assert state.obsolete() == []
 
 
-def test_a_query_that_has_written_does_not_begin_again_without_its_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", [None, "/shared/checkpoints", "hdfs:///checkpoints"])
+def test_a_query_that_has_written_does_not_begin_again_without_its_checkpoint(
+    tmp_path: Path, place: str | None
+) -> None:
     state = PipelineState(tmp_path, "sales")
-    identity = state.create_identity(None)
-    state.check_checkpoint(identity, "sales", None)
-    offsets = state.checkpoint(identity, "sales") / "offsets"
-    offsets.mkdir(parents=True)
-    (offsets / "0").touch()
+    identity = state.create_identity(None, place)
+    complete: list[str] = []
+
+    def check(checkpoints: str | None) -> None:
+        state.check_checkpoint(identity, "sales", checkpoints, "/the/checkpoint", complete.__contains__)
+
+    check(place)  # the query has written nothing, so it may begin
     state.mark_started(identity, "sales")
-    state.check_checkpoint(identity, "sales", None)
+    with pytest.raises(
+        PipelineError, match=r"the checkpoint /the/checkpoint is missing or empty: restore it, or begin"
+    ):
+        check(place)
+    complete.append("/the/checkpoint")
+    check(place)
     with pytest.raises(PipelineError, match=r"its checkpoints are in .*, not in hdfs:///x: name the same place"):
-        state.check_checkpoint(identity, "sales", "hdfs:///x")
-    (offsets / "0").unlink()
-    with pytest.raises(PipelineError, match=r"the checkpoint .* is missing: restore it, or begin again with"):
-        state.check_checkpoint(identity, "sales", None)
+        check("hdfs:///x")
     state.reset()
     assert not state.has_started(identity)
 
@@ -239,6 +246,30 @@ def test_a_checkpoint_of_other_sources_is_not_read(tmp_path: Path) -> None:
     assert micro_batch_ranges(tmp_path, 0, [None, None, "eu"]) == {"eu": {"products": {"0": (2, 2)}}}
     with pytest.raises(PipelineError, match=r"has offsets of 3 sources, but the query has 1: if the sources"):
         micro_batch_ranges(tmp_path, 0, ["eu"])
+
+
+def test_the_query_that_writes_the_dead_letters_of_a_source_remains(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark", reason="needs tidelog[spark]")
+    readers = {"a": {"orders"}, "b": {"orders", "returns"}}
+    sources = ["orders", "returns", "unread"]
+    state = PipelineState(tmp_path, "sales")
+    identity = state.create_identity(None)
+
+    def writers(readers: dict[str, set[str]]) -> dict[str, str]:
+        chosen = letter_writers("sales", PipelineState(tmp_path, "sales").letter_writers(identity), sources, readers)
+        state.store_letter_writers(identity, chosen)
+        return chosen
+
+    assert writers(readers) == {"orders": "a", "returns": "b"}
+    assert writers(dict(reversed(readers.items()))) == {"orders": "a", "returns": "b"}
+    assert writers({"new": {"orders", "unread"}} | readers) == {"orders": "a", "returns": "b", "unread": "new"}
+    with pytest.raises(
+        PipelineError, match=r"its sink a writes the dead letters of the source orders, but now no such"
+    ):
+        writers({"b": {"orders", "returns"}, "new": {"unread"}})
+    state.reset()
+    assert state.letter_writers(identity) == {}
+    assert [path.name for path in state.directory.iterdir()] == []
 
 
 def _try_lock(directory: Path, results: Any) -> None:
