@@ -62,3 +62,20 @@ def loads_of(frame: "DataFrame") -> set[int]:
         for each in relations
         if each.getClass().getSimpleName() == "StreamingRelationV2"
     }
+
+
+def streams_with_option(frame: "DataFrame", option: str) -> list[str]:
+    """Return the value of an option for each stream that Spark reads for this DataFrame, of those that have it.
+
+    Spark reads a source once although the plan has several copies of its relation, unless they have different columns,
+    as in a self-join.
+    """
+    leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
+    found = {}
+    for number in range(leaves.size()):
+        leaf = leaves.apply(number)
+        if leaf.getClass().getSimpleName() == "StreamingRelationV2":
+            value = leaf.extraOptions().get(option)
+            if value is not None:
+                found[value, leaf.output().toString()] = str(value)
+    return list(found.values())

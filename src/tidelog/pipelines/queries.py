@@ -26,7 +26,7 @@ from tidelog.pipelines.declarations import (
 )
 from tidelog.pipelines.failures import cause_text, first_line
 from tidelog.pipelines.loading import send_functions_by_value
-from tidelog.pipelines.plan_sources import QuerySource, in_reports, loads_of, sources_of_query
+from tidelog.pipelines.plan_sources import QuerySource, in_reports, loads_of, sources_of_query, streams_with_option
 from tidelog.pipelines.state import Identity, PipelineState
 from tidelog.pipelines.status import QueryStatus, update_from_progress
 from tidelog.pipelines.stopping import SPARK_STOP_MAX_S, STOP_MAX_S, NotStopped, call_all, is_stop_timeout
@@ -446,26 +446,24 @@ def _start_query(
 
 
 def refuse_shared_pages(pipeline: Pipeline, results: "Mapping[str, DataFrame]") -> None:
-    """Raise PipelineError if an `http()` source has several readers. Each reader removes pages from the staging
-    directory when its own micro-batch is committed, although another reader may still need them.
+    """Raise PipelineError if the pages of an `http()` source have several readers. Each reader removes pages from the
+    staging directory when its own micro-batch is committed, although another reader may still need them.
 
-    There is one reader for each sink, and for each use of the source in the DataFrame of a sink.
+    Each sink has its own readers. One sink has several readers of a source that it joins with itself.
     """
     from tidelog.pipelines.sinks.http import Http
-    from tidelog.pipelines.sources.http import pages_alias
+    from tidelog.pipelines.sources.http import STAGING
 
-    sources = {
-        pages_alias(each.staging): each for each in pipeline.sources.values() if isinstance(each, Http) and each.staging
-    }
-    plans = {sink: frame._jdf.queryExecution().analyzed().toString() for sink, frame in results.items() if sources}
-    for alias, source in sources.items():
-        counts = {sink: plan.count(alias) for sink, plan in plans.items() if alias in plan}
-        if sum(counts.values()) > 1:
-            sinks = list(counts)
-            readers = f"sink {sinks[0]} reads {source.describe()} twice"
-            if len(sinks) > 1:
-                readers = f"sinks {' and '.join(sinks)} both read {source.describe()}"
+    if not any(isinstance(source, Http) for source in pipeline.sources.values()):
+        return
+    readers: dict[str, list[str]] = {}
+    for sink, frame in results.items():
+        for directory in streams_with_option(frame, STAGING):
+            readers.setdefault(directory, []).append(sink)
+    for directory, sinks in readers.items():
+        if len(sinks) > 1:
+            who = f"sinks {' and '.join(sinks)} read" if len(set(sinks)) > 1 else f"sink {sinks[0]} reads twice"
             raise PipelineError(
-                f"pipeline {pipeline.name}: {readers}, and would remove pages from {source.staging} that are still"
-                " needed: write the records to one sink, for example a topic, and read this topic in another pipeline"
+                f"pipeline {pipeline.name}: {who} the pages of http() in {directory}, and would remove pages that are"
+                " still needed: write the records to one sink, for example a topic, and read it in another pipeline"
             )

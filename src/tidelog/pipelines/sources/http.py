@@ -6,7 +6,6 @@ page that was read. When a micro-batch has been committed, the pages before its 
 records is not stored, but its cursor is.
 """
 
-import hashlib
 import json
 import os
 import time
@@ -33,6 +32,8 @@ NO_PAGE: dict[str, Any] = {"cursor": None, "known": 0, "records_before": 0, "rec
 """Used as the stored page before the first one. In a stored page, `cursor` and `known` say where the next page begins:
 the page at `cursor` begins with `known` records that are stored already. `records_before` is the number of records of
 the pages before this one."""
+STAGING = "staging"
+"""Name of the option with the directory of the pages."""
 MOVED_CURSOR = "cursor"
 """Name of the file with the cursor of the last answer, if that answer had a new cursor and no records."""
 PAGES_MAX = 100
@@ -59,11 +60,10 @@ def load_http(source: Http, context: SourceContext) -> "DataFrame":
         options = {
             "secretRequest": json.dumps(vars(source.request)),  # Spark hides the values of options with such names
             "paging": json.dumps(vars(source.paging)),
-            "staging": local_path(source.staging),
+            STAGING: local_path(source.staging),
             "intervalS": str(interval_s(source.interval, source.describe())),
         }
         frame = spark.readStream.format(HttpDataSource.name()).options(**options).load()
-        frame = frame.alias(pages_alias(source.staging))
     if source.schema is None:
         return frame
     decoded = frame.select(json_format(source.schema).decode(functions.col("value")).alias("decoded"))
@@ -79,13 +79,6 @@ def load_http(source: Http, context: SourceContext) -> "DataFrame":
         functions.col("decoded.error").isNotNull(), functions.raise_error(message).cast("boolean")
     ).otherwise(functions.lit(True))
     return decoded.where(is_parsed).select("decoded.record.*")
-
-
-def pages_alias(staging: str) -> str:
-    """Return the name that the stream of pages from a staging directory has in Spark's plans. It shows which queries
-    read the pages.
-    """
-    return f"pages_{hashlib.sha256(local_path(staging).encode()).hexdigest()[:16]}"
 
 
 @dataclass(frozen=True)
@@ -237,7 +230,7 @@ class HttpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         request = json.loads(options["secretRequest"])
         request["headers"] = tuple((name, value) for name, value in request["headers"])
         self._endpoint = Endpoint(Request(**request), Paging(**json.loads(options["paging"])))
-        self._staging = Staging(Path(options["staging"]))
+        self._staging = Staging(Path(options[STAGING]))
         self._interval_s = float(options["intervalS"])
         self._polled_at_s = float("-inf")
         self._target: int | None = None
