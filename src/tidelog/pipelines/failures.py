@@ -7,7 +7,11 @@ from tidelog.pipelines.declarations import PipelineError, TemporaryError
 RAISED = re.compile(r"(pipeline [^\n]* cannot be parsed: [^\n]*? to put such records aside)")
 """The error that the parser of a source raises, in a worker, for a record that cannot be parsed (see `topics`)."""
 PYTHON_ERROR = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Loss|Batch|Partition|Requested)): (.+)$", re.MULTILINE)
-"""The last line of a Python traceback."""
+"""An error of Python, by its usual names, also without its traceback."""
+TRACEBACK = re.compile(
+    r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(?:[\w.<>]+\.)?(\w+)(?:: (.+))?$", re.MULTILINE
+)
+"""A Python traceback: indented lines, and after them the name and the text of the error, whatever its name is."""
 NO_SESSION = "[SESSION_OR_CONTEXT_NOT_EXISTS]"
 NO_SESSION_HINT = (
     "a function that runs in Spark's workers has no Spark session, so StructType.fromDDL and the functions of"
@@ -22,12 +26,12 @@ def cause_text(error: BaseException) -> str:
     text = str(error)
     if raised := RAISED.search(text):
         return raised[1].strip()
-    python_errors = PYTHON_ERROR.findall(text)
+    python_errors = TRACEBACK.findall(text) or PYTHON_ERROR.findall(text)
     if python_errors:
         name, message = python_errors[-1]
         if message.startswith(NO_SESSION):
             return f"{name}: {message.strip()} ({NO_SESSION_HINT})"
-        return f"{name}: {message.strip()}"
+        return f"{name}: {message.strip()}" if message.strip() else str(name)
     first = first_line(text)
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
