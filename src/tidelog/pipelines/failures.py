@@ -46,3 +46,12 @@ def is_permanent(error: BaseException) -> bool:
     if isinstance(error, TemporaryError):
         return False
     return isinstance(error, PipelineError) or RAISED.search(str(error)) is not None
+
+
+def as_exception(error: BaseException) -> Exception:
+    """Return the error itself if it is an Exception. Return a PipelineError for others, such as that of `sys.exit()`,
+    which code that handles failures would otherwise let through.
+    """
+    if isinstance(error, Exception):
+        return error
+    return PipelineError(f"{type(error).__name__} was raised, as by sys.exit(): {error}")

@@ -1,5 +1,6 @@
 """Restarts with pauses, and the end of a run, with queries that a test ends as it likes."""
 
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -352,6 +353,14 @@ def test_a_start_that_the_end_of_a_run_does_not_wait_for_stops_its_queries(
     assert (status.state, status.error) == (STOPPED, "pipeline copy: its start has not ended within 0.01 s")
     may_end.set()
     assert stopped.wait(WAIT_S)
+
+
+def test_a_start_that_calls_sys_exit_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "start_queries", lambda *_: sys.exit(3))
+    monkeypatch.setattr(running, "pipeline_session", lambda spark, pipeline, settings: spark)
+    each = running_pipeline(tmp_path, once=True)
+    start(each, 0)
+    assert (each.status.state, each.status.error) == (FAILED, "SystemExit was raised, as by sys.exit(): 3")
 
 
 @pytest.fixture
