@@ -58,6 +58,8 @@ class RunningPipeline:
         self._failures_in_a_row = 0
         self._restart_at_s = 0.0
         self._stopping = False
+        self._status_failed = False
+        """Whether the last write of the figures has failed."""
 
     def start(self) -> None:
         """Begin to start the queries, in another thread. `step` finds out when they run."""
@@ -187,8 +189,18 @@ class RunningPipeline:
         return self.status.state in (DONE, FAILED, STOPPED) and self._ending is None
 
     def write_status(self) -> None:
+        """Write the figures to the state directory. If that fails, log it: the next call tries it again. Failures in a
+        row are logged once.
+        """
         document = self.status.document() | {"time_ms": SystemClock.now_ms()}
-        self._state.write_status(document)
+        try:
+            self._state.write_status(document)
+        except OSError as error:  # as of a full disk; it must not end the other pipelines of the run
+            if not self._status_failed:
+                logger.warning("status_not_written pipeline=%s %s", self.pipeline.name, error)
+            self._status_failed = True
+        else:
+            self._status_failed = False
 
 
 class Run:

@@ -1,5 +1,6 @@
 """Restarts with pauses, and the end of a run, with queries that a test ends as it likes."""
 
+import errno
 import sys
 import threading
 from collections.abc import Iterator
@@ -361,6 +362,36 @@ def test_a_start_that_calls_sys_exit_is_a_failure(tmp_path: Path, monkeypatch: p
     each = running_pipeline(tmp_path, once=True)
     start(each, 0)
     assert (each.status.state, each.status.error) == (FAILED, "SystemExit was raised, as by sys.exit(): 3")
+
+
+def test_a_run_continues_if_the_figures_cannot_be_written(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    spark: Any = None
+    write_status, is_full = PipelineState.write_status, True
+
+    def write(state: PipelineState, status: dict[str, Any]) -> None:
+        if is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_status(state, status)
+
+    monkeypatch.setattr(PipelineState, "write_status", write)
+    with Run([declared_pipeline(copy)], spark, bootstrap="127.0.0.1:9092", state=tmp_path) as started:
+        started.start()
+        step_until_started(started.pipelines[0], 0)
+        started.write_status()
+        started.write_status()
+        assert [record.getMessage() for record in caplog.records] == [
+            "status_not_written pipeline=copy [Errno 28] No space left on device"
+        ]
+        is_full = False
+        started.write_status()
+        status = PipelineState(tmp_path, "copy").read_status()
+        assert status is not None
+        assert status["state"] == RUNNING
+        is_full = True
+        started.write_status()
+    assert len(caplog.records) == 2, "the end of the block does not raise the error, and does not log it again"
 
 
 @pytest.fixture
