@@ -94,7 +94,7 @@ class RunningPipeline:
         have ended. This never waits for a query.
         """
         if self._ending is not None and self._ending.has_ended:
-            self._finish_ending(self._ending)
+            self._finish_ending_of_step(self._ending)
         if self._starting is not None and self._starting.has_ended:
             self._finish_start(self._starting, now_s)
         if self.status.state == WAITING:
@@ -183,6 +183,16 @@ class RunningPipeline:
             logger.warning("pipeline_not_stopped %s", text)
             if not self._ends_after_failure:
                 self.status.error = text
+
+    def _finish_ending_of_step(self, ending: Ending) -> None:
+        """Finish an ending that is over. Its error is a failure of this pipeline only: it must not end the run."""
+        try:
+            self._finish_ending(ending)
+        except Exception as error:
+            logger.warning("pipeline_end_failed pipeline=%s %s", self.pipeline.name, cause_text(error))
+            if not self._ends_after_failure:
+                self.status.error = cause_text(error)
+                self.status.state = FAILED
 
     @property
     def has_ended(self) -> bool:

@@ -433,6 +433,29 @@ def test_a_run_does_not_end_before_the_queries_of_a_failed_pipeline(
     assert (each.status.state, each.status.error, each.has_ended) == (STOPPED, "RuntimeError: no answer", True)
 
 
+@pytest.mark.parametrize("fails_before", [True, False])
+def test_a_sink_that_cannot_be_closed_does_not_end_the_run(
+    script: Script, tmp_path: Path, caplog: pytest.LogCaptureFixture, *, fails_before: bool
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("the connection is lost")
+
+    each = running_pipeline(tmp_path)
+    start(each, 0)
+    query = script.queries[0]
+    query.stop = fail  # type: ignore[method-assign]
+    query.is_active = False
+    if fails_before:
+        query.fail(RuntimeError("no answer"))
+    each.step(0)
+    wait_for_ending(each)
+    each.step(0)
+    cause = "RuntimeError: the connection is lost"
+    assert caplog.messages == [f"pipeline_end_failed pipeline=copy {cause}"]
+    expected = (WAITING, "RuntimeError: no answer", False) if fails_before else (FAILED, cause, True)
+    assert (each.status.state, each.status.error, each.has_ended) == expected
+
+
 def test_a_query_of_a_failed_pipeline_that_does_not_end_is_left_alone(
     failed: tuple[RunningPipeline, threading.Event], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
