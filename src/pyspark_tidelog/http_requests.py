@@ -48,11 +48,13 @@ class Limits(NamedTuple):
 class RequestFailed(Exception):
     """A request failed in its last attempt. The message has no URL and no secrets."""
 
-    def __init__(self, message: str, status: int | None, attempts: int) -> None:
-        """`status` is that of the answer; None if there was no complete answer."""
+    def __init__(self, message: str, status: int | None, attempts: int, may_be_temporary: bool = False) -> None:
+        """`status` is that of the answer; None if there was no complete answer. `may_be_temporary` says whether a later
+        attempt may succeed."""
         super().__init__(message)
         self.status = status
         self.attempts = attempts
+        self.may_be_temporary = may_be_temporary
 
 
 class _RedirectsOfReads(urllib.request.HTTPRedirectHandler):
@@ -120,7 +122,7 @@ def send(
         except ValueError as error:
             failure, may_be_temporary = f"the URL or a header is not valid ({type(error).__name__})", False
         if attempt == limits.attempts or not may_be_temporary:
-            raise RequestFailed(without_secrets(failure, url, headers), status, attempt) from None
+            raise RequestFailed(without_secrets(failure, url, headers), status, attempt, may_be_temporary) from None
         time.sleep(max(backoff_s(attempt, limits), asked_pause_s))
     raise AssertionError("a request is sent at least once")
 

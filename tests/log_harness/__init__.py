@@ -135,6 +135,9 @@ class LogOnDisk:
                 search.add_record_times(find_times(self.disk.open(search.wanted_part.path), search.wanted_part))
                 search.run()
             search.store_result()
+        limit = self.log.log_end_offset if high_watermark is None else high_watermark
+        if self.log.retention_needs_flush(now_ms, limit):
+            self.flush()
         count = self.log.apply_retention(now_ms, high_watermark)
         self.persisted_log_start_offset = self.log.log_start_offset
         removal = self.log.removal(now_ms)

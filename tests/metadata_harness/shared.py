@@ -33,6 +33,8 @@ class FaultyStore:
         self._released: asyncio.Future[None] | None = None
         self.lose_next: str | None = None
         """The fate of the next append: "done", "not done" or "done later". In each case its answer is lost."""
+        self.discards = 0
+        """Number of calls of `discard_history`."""
         self.after_append: Callable[[], Awaitable[None]] | None = None
         """Called once, when the next append is stored, before its answer arrives."""
 
@@ -104,6 +106,10 @@ class FaultyStore:
 
     async def held_leases(self, prefix: str) -> list[Lease]:
         return await self._call(lambda: self._store.held_leases(prefix))
+
+    async def discard_history(self) -> None:
+        self.discards += 1
+        await self._call(self._store.discard_history)
 
     async def wait_for_write(self, limit_s: float) -> None:
         await self._store.wait_for_write(limit_s)

@@ -426,7 +426,69 @@ def test_a_plan_is_stored_and_foreign_records_are_refused(clusters: Clusters) ->
     again.load(1)
     assert again.plan == plan
     assert again.position is None
+    document = b'{"query":"query","batch":8,"partitions":[["a",0,5,[[3,2]]]]}'  # as earlier versions stored every plan
+    earlier = encode_batch([Record(b'["plan"]', document)])
+    clusters.target_cluster.client.produce({Partition(store.topic, 0): earlier})
+    again.load(1)
+    assert again.plan == Plan(Position("query", 8), {Partition("a", 0): 5}, {Partition("a", 0): [Run(3, 2)]})
     foreign = encode_batch([Record(b'["entry","a"]', b"7")])
     clusters.target_cluster.client.produce({Partition(store.topic, 0): foreign})
     with pytest.raises(PipelineError, match=r"topic mirror-offsets\.planned holds a record that no mirror wrote"):
         MirrorStore(clusters.target_cluster, "planned").load(1)
+
+
+def scattered(batch: int, runs: int) -> Plan:
+    """A plan as of a transactional topic with a marker after each record, and of many other partitions."""
+    first = 10**12 + batch
+    partitions = {Partition("scattered", 0): [Run(first + 2 * n + n % 7 * 10**9, 1) for n in range(runs)]}
+    partitions |= {Partition("t" * 200, n): [Run(n, 1)] for n in range(5000)}
+    return Plan(Position("query", batch), dict.fromkeys(partitions, 10**13), partitions)
+
+
+def test_a_large_plan_is_stored_in_several_records(clusters: Clusters) -> None:
+    """One record would be larger than max.message.bytes of the topic."""
+    store = MirrorStore(clusters.target_cluster, "scattered")
+    store.load(1)
+    plan = scattered(0, 500_000)
+    store.save_plan(plan)
+    loaded = MirrorStore(clusters.target_cluster, "scattered")
+    loaded.load(1)
+    assert loaded.plan == plan
+
+
+@pytest.mark.parametrize("requests", range(4))
+def test_a_plan_counts_when_all_of_its_records_are_stored(
+    clusters: Clusters, monkeypatch: pytest.MonkeyPatch, requests: int
+) -> None:
+    """A driver that ends between two records of a plan leaves the earlier plan."""
+    name = f"parts-{requests}"
+    store = MirrorStore(clusters.target_cluster, name)
+    store.load(1)
+    earlier, later = scattered(0, 30_000), scattered(1, 60_000)
+    store.save_plan(earlier)
+    real, sent = MirrorStore._send, []
+
+    def send(self: MirrorStore, records: list[Record]) -> None:
+        if len(sent) == requests:
+            raise InterruptedError("the driver ends")
+        sent.append(records)
+        real(self, records)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MirrorStore, "_send", send)
+        with pytest.raises(InterruptedError):
+            store.save_plan(later)
+    restarted = MirrorStore(clusters.target_cluster, name)
+    restarted.load(1)
+    assert restarted.plan == earlier
+    shorter = scattered(1, 45_000)
+    restarted.save_plan(shorter)
+    restarted.save_plan(scattered(2, 10))
+    restarted.save_plan(small := Plan(Position("query", 3), {}, {}))
+    again = MirrorStore(clusters.target_cluster, name)
+    again.load(1)
+    assert again.plan == small
+    tp = Partition(store.topic, 0)
+    end = clusters.target_cluster.ends([tp])[tp]
+    values = {record.key: record.value for record in clusters.target_cluster.records(tp, 0, end)}
+    assert {key for key, value in values.items() if value is not None} == {b'["plan"]'}, "compaction removes all parts"

@@ -17,6 +17,7 @@ from tidelog.metadata.image import ELR_FEATURE, METADATA_FEATURE, NO_LEADER, TRA
 from tidelog.metadata.isr_changes import IsrProposal
 from tidelog.metadata.records import ClusterNamed, ControllerElected, PartitionState, encode
 from tidelog.metadata.store import LeaseLost
+from tidelog.replication.partitions import Partitions
 from tidelog.runtime.boot import read_boot_id
 from tidelog.simulation.cluster import LEASE_MS, SimCluster, SimNode
 from tidelog.simulation.shared_store import HOST as STORE_HOST
@@ -182,7 +183,8 @@ def test_a_copy_of_a_data_directory_does_not_end_the_lease_of_the_running_broker
         disk.make_dirs("/copy")
         disk.write_atomic(f"/copy/{LAST_RUN}", disk.read(f"{path}/{LAST_RUN}"))
         assert read_last_run(disk, ["/copy"], boot_id) == run._replace(has_ended=False)
-        assert read_last_run(disk, [path, "/copy"], boot_id) == LastRun()
+        without_names = LastRun(broker_epoch=run.broker_epoch, is_synced=run.is_synced)
+        assert read_last_run(disk, [path, "/copy"], boot_id) == without_names
         assert not read_last_run(disk, [path], "another-boot").has_ended
 
     run(scenario)
@@ -330,6 +332,43 @@ def test_a_paused_broker_is_fenced_and_serves_nothing_when_it_goes_on() -> None:
         assert broker_of(node).broker_epoch == epoch, "it is the same run"
         assert led_here(node, "t") == []
         assert not broker_of(node)._failed.done()
+
+    run(scenario)
+
+
+def test_a_broker_that_regains_its_lease_during_its_start_is_not_unfenced_before_it_can_serve(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise it may become the leader of partitions whose logs it has not opened."""
+    open_logs = Partitions.start
+
+    async def scenario(cluster: SimCluster) -> None:
+        controller = await controller_of(cluster)
+        await create(cluster, "t", 6)
+        node = next(node for node in cluster.nodes if node is not controller)
+        node.kill()
+        may_open = asyncio.Event()
+        is_opening = asyncio.Event()
+
+        async def open_logs_later(partitions: Partitions) -> None:
+            is_opening.set()
+            await may_open.wait()
+            await open_logs(partitions)
+
+        monkeypatch.setattr(Partitions, "start", open_logs_later)
+        starting = asyncio.create_task(node.start())
+        await is_opening.wait()
+        leases = cluster.store.leases
+        name = f"broker/{node.node_id}"
+        node.host.pause()
+        await until(lambda: all(lease.name != name for lease in leases.held("broker/")))
+        node.host.resume()
+        await until(lambda: any(lease.name == name for lease in leases.held("broker/")))
+        await asyncio.sleep(5)  # several times the interval of heartbeats
+        assert image_of(controller).brokers[node.node_id].fenced
+        may_open.set()
+        await starting
+        assert image_of(controller).brokers[node.node_id].active
 
     run(scenario)
 

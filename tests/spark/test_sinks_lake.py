@@ -1,6 +1,7 @@
 """Delta and Parquet with a real Spark: every crash point, concurrent writers, and readers other than Spark."""
 
 import os
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,10 +15,12 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable
 
 from sinks_harness.trials import batch_of, opened, run_to_end, stream_of
-from tidelog.pipelines.declarations import PipelineError
-from tidelog.pipelines.sinks.delta import delta
-from tidelog.pipelines.sinks.file import file
-from tidelog.pipelines.sinks.parquet import parquet
+from tidelog.pipelines import PipelineError, delta, file, http, iceberg, parquet, pipeline
+from tidelog.pipelines.failures import cause_text, is_permanent
+from tidelog.pipelines.loading import declared_pipeline
+from tidelog.pipelines.queries import refuse_shared_pages
+from tidelog.pipelines.running import run
+from tidelog.pipelines.sources.http import Endpoint, Page
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -134,6 +137,26 @@ def test_delta_as_a_source(spark: "SparkSession", tmp_path: Path) -> None:
     assert ids_in_delta(tmp_path / "late") == list(range(20, 25))
 
 
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_columns_of_any_type_that_have_not_changed_are_read(spark: "SparkSession", tmp_path: Path, kind: str) -> None:
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}"}
+    table = delta(str(tmp_path / "t")) if kind == "delta" else iceberg("lake.t", catalog=catalog)
+    row = spark.sql(
+        "select 1 as a, 2L as b, cast(3 as double) as c, cast(4 as float) as d, 5.25 as e, 'f' as f, x'00' as g,"
+        " true as h, date'2026-01-01' as i, timestamp'2026-01-01 01:02:03' as j, array(1, null) as l,"
+        " map('k', named_struct('x', 1, 'y', array('z'))) as m, named_struct('x', timestamp'2026-01-01 00:00:00') as n"
+    )
+    writer = opened(table, spark)
+    writer.write(row, 0)
+    if kind == "delta":
+        writer.write(row.selectExpr("*", "cast(j as timestamp_ntz) as k", "7S as o", "8Y as p"), 1)
+    target = delta(str(tmp_path / "copy"))
+    for _ in range(2):
+        run_to_end(stream_of(table, spark), opened(target, spark), tmp_path / "checkpoint")
+        writer.write(row, 2)
+    assert DeltaTable(tmp_path / "copy").to_pyarrow_table().num_rows == (3 if kind == "delta" else 2)
+
+
 class TestParquet:
     def test_a_micro_batch_appears_once(self, spark: "SparkSession", tmp_path: Path) -> None:
         path = tmp_path / "files"
@@ -181,6 +204,85 @@ def test_files_that_are_older_than_others_are_read_too(spark: "SparkSession", tm
     old.rename(tmp_path / "in/old.json")
     run_to_end(stream_of(source, spark), target, tmp_path / "checkpoint")
     assert ids_in_files(tmp_path / "out") == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("format", "lines", "cause"),
+    [
+        ("json", '{"id": 1}\nnot json\n', "Unrecognized token 'not'"),
+        ("json", '{"id": 1}\n{"id": "x"}\n', "Cannot parse the field name 'id' and the value x"),
+        ("csv", "1,a\n2\n", "Malformed CSV record: 2"),
+    ],
+)
+def test_a_malformed_line_of_a_file_stops_the_pipeline(
+    spark: "SparkSession", tmp_path: Path, format: str, lines: str, cause: str
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/lines").write_text(lines)
+    schema = "id long" if format == "json" else "id long, name string"
+
+    def copy_with(options: dict[str, str], state: str) -> None:
+        source = file(str(tmp_path / "in"), format=format, schema=schema, options=options)
+
+        @pipeline(source=source, sink=parquet(str(tmp_path / "out")))
+        def copied(rows: "DataFrame") -> "DataFrame":
+            return rows
+
+        run(copied, spark=spark, state=tmp_path / state, timeout_s=60)
+
+    with pytest.raises(PipelineError, match=f"in/lines: a line is malformed: .*{cause}"):
+        copy_with({}, "strict")
+    copy_with({"mode": "DROPMALFORMED"}, "lenient")
+    assert ids_in_files(tmp_path / "out") == [1]
+
+
+def test_columns_are_not_inferred_from_malformed_lines(spark: "SparkSession", tmp_path: Path) -> None:
+    (tmp_path / "lines").write_text('{"id": 1}\nnot json\n')
+    for load in (batch_of, stream_of):
+        with pytest.raises(PipelineError, match=r"the columns cannot be inferred.*MALFORMED_RECORD_IN_PARSING"):
+            load(file(str(tmp_path / "*"), format="json"), spark)
+
+
+def test_a_record_of_an_endpoint_that_does_not_fit_stops_the_pipeline(
+    spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = http("http://127.0.0.1:1/events", schema="id long")
+    records = ['{"id": 1, "more": 2}', '{"id": null}', "{}"]
+    monkeypatch.setattr(Endpoint, "page", lambda *_: Page(records, None))
+    assert [row["id"] for row in batch_of(source, spark).collect()] == [1, None, None]
+    for wrong, reason in (('{"id": "x"}', "id is not bigint"), ("7", "not exactly one JSON object")):
+        records.append(wrong)
+        with pytest.raises(Exception, match=reason) as raised:
+            batch_of(source, spark).selectExpr("1 as one").collect()
+        assert is_permanent(raised.value)
+        assert cause_text(raised.value).startswith(
+            "pipeline trial: a record of http http://127.0.0.1:1/events cannot be parsed: the value"
+        )
+        records.pop()
+
+
+def test_two_readers_of_an_endpoint_would_remove_each_others_pages(spark: "SparkSession", tmp_path: Path) -> None:
+    source = http("http://127.0.0.1:1/events", staging=str(tmp_path / "pages"), schema="id long")
+    another = http("http://127.0.0.1:1/events", staging=str(tmp_path / "others"), schema="id long")
+
+    @pipeline(
+        source={"events": source, "others": another},
+        sink={"a": parquet(str(tmp_path / "a")), "b": parquet(str(tmp_path / "b"))},
+    )
+    def both(events: "DataFrame", others: "DataFrame") -> dict[str, "DataFrame"]:
+        return {"a": events, "b": events.where("id > 1").union(others)}
+
+    with pytest.raises(PipelineError, match="sinks a and b both read http http://127"):
+        run(both, spark=spark, state=tmp_path / "state", timeout_s=60)
+    events, others = stream_of(source, spark), stream_of(another, spark)
+    declared = declared_pipeline(both)
+    refuse_shared_pages(declared, {"a": events, "b": others})
+    refuse_shared_pages(declared, {"a": events.union(others), "b": spark.range(1)})
+    with pytest.raises(PipelineError, match=r"sink a reads http http://127\.0\.0\.1:1/events twice"):
+        refuse_shared_pages(declared, {"a": events.where("id > 1").union(events.where("id < 1")), "b": others})
+    same = replace(declared, sources={"events": source, "others": source})
+    with pytest.raises(PipelineError, match="sinks a and b both read"):
+        refuse_shared_pages(same, {"a": events, "b": stream_of(source, spark)})
 
 
 def test_names_of_columns_are_quoted_as_values_of_csv(spark: "SparkSession", tmp_path: Path) -> None:

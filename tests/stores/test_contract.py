@@ -258,6 +258,21 @@ async def test_an_inspection_reads_everything(environment: Environment) -> None:
     assert stored in (expected, None)  # None: this kind cannot read without changes
 
 
+@contract
+async def test_without_its_history_the_store_is_the_same(environment: Environment) -> None:
+    store = environment.open()
+    lease = await acquired(store, "one", environment.ttl_ms)
+    for position in range(4):
+        await store.append(position, b"%d" % position, lease)
+        await store.renew(lease, environment.ttl_ms)
+        waiting = asyncio.create_task(store.wait(position + 1))
+        await store.discard_history()
+        waiting.cancel()
+    for each in (store, environment.open()):
+        assert [entry.data for entry in await each.read(0)] == [b"0", b"1", b"2", b"3"]
+        assert await each.held_leases("") == [lease]
+
+
 # Leases
 
 

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,9 @@ import pytest
 
 from store_harness import servers
 from store_harness.environments import Etcd, Remote, ZooKeeper
+from tidelog.metadata.etcd import EtcdStore
+from tidelog.metadata.etcd_gateway import EtcdGateway, EtcdServers, to_text
+from tidelog.metadata.leadership import HeldLease
 from tidelog.metadata.store import (
     AppendUnknown,
     Lease,
@@ -22,6 +26,7 @@ from tidelog.metadata.store import (
     Snapshot,
     Store,
     StoredEntry,
+    StoreFailed,
     StoreUnavailable,
     settle_append,
 )
@@ -83,6 +88,60 @@ def test_any_one_of_three_servers_may_be_lost(three: tuple[Remote, servers.Serve
                 except StoreUnavailable:
                     assert asyncio.get_running_loop().time() < latest_s
                     await asyncio.sleep(0.2)
+
+    environment.run(scenario())
+
+
+def test_a_hung_server_ends_no_lease(three: tuple[Remote, servers.Servers], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server hangs just before the first renewal: it accepts connections but never answers. The holder of the lease
+    renews it in time on another server.
+    """
+    environment, started = three
+    monkeypatch.setattr("tidelog.metadata.etcd_gateway.ANSWER_TIMEOUT_S", 5.0)
+    monkeypatch.setattr("tidelog.metadata.zookeeper_session.ANSWER_TIMEOUT_S", 5.0)
+    ttl_ms = {"etcd": 6000, "zookeeper": 3300}[started.kind]
+
+    async def scenario() -> None:
+        store: Store = environment.open()
+        if isinstance(store, ZooKeeperStore):
+            # An election of ZooKeeper's servers may take longer than this lease, so the leader does not hang.
+            followers = [
+                address
+                for address, server in zip(environment.addresses, started.addresses, strict=True)
+                if not is_leader(server)
+            ]
+            store = ZooKeeperStore(
+                "zookeeper://test", followers, environment.root, environment._runtime, session_ms=3980
+            )
+            environment._stores.append(store)
+        held = await HeldLease.acquire(store, environment._runtime, "broker/1", "one", ttl_ms)
+        assert held is not None
+        hung = await asyncio.to_thread(used_server, started)
+        renew = store.renew
+
+        async def hang_and_renew(lease: Lease, ttl_ms: int) -> None:
+            os.kill(hung, signal.SIGSTOP)
+            await renew(lease, ttl_ms)
+
+        monkeypatch.setattr(store, "renew", hang_and_renew)
+        renewal = asyncio.create_task(held.renew_until_lost())
+        done, _ = await asyncio.wait((held.lost,), timeout=2 * ttl_ms / 1000)
+        assert not done, held.lost.result()
+        assert held.is_valid
+        assert await store.held_leases("broker/") == [held.lease]
+        os.kill(hung, signal.SIGCONT)
+        renewal.cancel()
+        await asyncio.gather(renewal, return_exceptions=True)
+
+    def is_leader(address: tuple[str, int]) -> bool:
+        with socket.create_connection(address, 5) as connection:
+            connection.sendall(b"srvr")
+            return b"Mode: leader" in connection.makefile("rb").read()
+
+    def used_server(started: servers.Servers) -> int:
+        """Return the process id of the server that the store uses."""
+        counts = [len(proxy._pairs) for proxy in environment.proxies]
+        return started.pids[counts.index(max(counts))]
 
     environment.run(scenario())
 
@@ -260,14 +319,43 @@ def test_an_expired_session_ends_the_lease_and_the_next_call_has_a_new_session(
 
 
 def test_a_session_that_is_shorter_than_the_lease_is_refused(running: Callable[[str, int], servers.Servers]) -> None:
-    from tidelog.metadata.store import StoreFailed
-
     environment = ZooKeeper(running("zookeeper", 1))
 
     async def scenario() -> None:
         store = environment.open()
         with pytest.raises(StoreFailed, match="raise maxSessionTimeout"):
             await store.acquire("controller", "one", 5000)
+
+    environment.run(scenario())
+
+
+def test_the_history_of_etcd_does_not_grow(running: Callable[[str, int], servers.Servers]) -> None:
+    """Only the values that were replaced after the last but one call remain."""
+    environment = Etcd(running("etcd", 1))
+
+    async def scenario() -> None:
+        store = environment.open()
+        assert isinstance(store, EtcdStore)
+        lease = await store.acquire("broker/1", "one", 2000)
+        assert lease is not None
+
+        def is_retained(revision: int) -> bool:
+            gateway = EtcdGateway("etcd://test", EtcdServers(environment.addresses))
+            try:
+                gateway.read("/v3/kv/range", {"key": to_text(store._key("end")), "revision": str(revision)})
+            except StoreFailed as error:
+                return "compacted" not in str(error)
+            finally:
+                gateway.close()
+            return True
+
+        revisions = []
+        for _ in range(3):
+            await store.renew(lease, 2000)
+            await store.discard_history()
+            revisions.append(store._discard_before)
+        assert revisions == sorted(set(revisions))
+        assert [is_retained(revision) for revision in revisions] == [False, True, True]
 
     environment.run(scenario())
 

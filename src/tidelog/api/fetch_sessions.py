@@ -2,8 +2,12 @@
 request needs to name only changes.
 
 Every client that sends the id of a session may use it. The cache is bounded. If it is full, a new session replaces
-the least recently used session, provided that the old session was not used for two minutes. Otherwise the client gets
-no session and continues with full requests.
+the least recently used session of a consumer, provided that the old session was not used for two minutes. Otherwise the
+client gets no session and continues with full requests.
+
+A follower always gets a session, and no consumer can end it. Without sessions, replication would name every partition
+in each request, and a leader that has lost its lease would not know that its followers still fetch. If the cache is
+full, the follower's session replaces the least recently used session of a consumer, even if it was used just now.
 """
 
 from collections import OrderedDict
@@ -100,10 +104,13 @@ FetchItems = dict[tuple[TopicKey, int], FetchItem]
 class FetchSession:
     """The partitions that a client fetches, in the order in which they are served."""
 
-    __slots__ = ("epoch", "idle", "items", "session_id", "used_at", "uses_topic_ids")
+    __slots__ = ("epoch", "idle", "items", "of_follower", "session_id", "used_at", "uses_topic_ids")
 
-    def __init__(self, session_id: int, uses_topic_ids: bool, items: "FetchItems", now_s: float) -> None:
+    def __init__(
+        self, session_id: int, uses_topic_ids: bool, items: "FetchItems", now_s: float, *, of_follower: bool = False
+    ) -> None:
         self.session_id = session_id
+        self.of_follower = of_follower
         self.uses_topic_ids = uses_topic_ids
         self.epoch = 1
         self.items = items
@@ -154,7 +161,7 @@ class FetchContext:
 
 
 class FetchSessions:
-    """The cache of sessions, least recently used first. Both the sessions and their partitions are bounded."""
+    """The cache of sessions. Both the sessions and their partitions are bounded."""
 
     def __init__(
         self,
@@ -171,19 +178,27 @@ class FetchSessions:
         self._sessions_max = sessions_max
         self._partitions_max = partitions_max
         self._turns = turns
-        self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
+        self._of_consumers: OrderedDict[int, FetchSession] = OrderedDict()
+        self._of_followers: OrderedDict[int, FetchSession] = OrderedDict()
+        """The sessions by their ids, least recently used first."""
         self._partitions = 0
 
     def __len__(self) -> int:
-        return len(self._sessions)
+        return len(self._of_consumers) + len(self._of_followers)
 
     def context(
-        self, request: "FetchRequest", version: int, requested_items: "FetchItems | None" = None
+        self,
+        request: "FetchRequest",
+        version: int,
+        requested_items: "FetchItems | None" = None,
+        *,
+        of_follower: bool = False,
     ) -> FetchContext:
         """Return the context of a request, and create, update or end its session.
 
-        `requested_items` are the partitions that the request names, if the caller has collected them already. Raises
-        the session errors of KIP-227. After such an error, a client sends a full request.
+        `requested_items` are the partitions that the request names, if the caller has collected them already.
+        `of_follower` says that another broker has sent the request; the caller has verified this. Raises the session
+        errors of KIP-227. After such an error, a client sends a full request.
         """
         uses_topic_ids = version >= 13
         items = items_of(request, uses_topic_ids) if requested_items is None else list(requested_items.values())
@@ -194,8 +209,9 @@ class FetchSessions:
             self.forget(request.session_id)
             if requested_items is None:
                 requested_items = {(item.topic, item.index): item for item in items}
-            return FetchContext(items, self._create(requested_items, uses_topic_ids), incremental=False)
-        session = self._sessions.get(request.session_id)
+            session = self._create(requested_items, uses_topic_ids, of_follower=of_follower)
+            return FetchContext(items, session, incremental=False)
+        session = self._find(request.session_id)
         if session is None:
             raise FetchSessionIdNotFound(f"fetch session {request.session_id} is not known")
         if session.epoch != request.session_epoch:
@@ -207,10 +223,14 @@ class FetchSessions:
         if requested_items is not None and _exceeds_changes_max(requested_items, request):
             self.forget(session.session_id)
             raise FetchSessionIdNotFound(f"the request changes more than {CHANGES_MAX} partitions of its fetch session")
+        session.used_at = self._clock.monotonic()
+        self._sessions_like(session).move_to_end(session.session_id)
         count_before = len(session.items)
         session.update(request, items)
         self._partitions += len(session.items) - count_before
-        if self._partitions > self._partitions_max:
+        if session.of_follower:
+            self._make_room_for_follower(0)
+        elif self._partitions > self._partitions_max:
             self.forget(session.session_id)
             message = f"all fetch sessions of this broker together have more than {self._partitions_max} partitions"
             raise FetchSessionIdNotFound(message)
@@ -219,32 +239,57 @@ class FetchSessions:
             self.forget(session.session_id)
             return FetchContext(items, None, incremental=False)
         session.epoch = session.epoch % INT32_MAX + 1
-        session.used_at = self._clock.monotonic()
-        self._sessions.move_to_end(session.session_id)
         return FetchContext(session.active_items(), session, incremental=True)
 
-    def _create(self, items: "FetchItems", uses_topic_ids: bool) -> FetchSession | None:
+    def _create(self, items: "FetchItems", uses_topic_ids: bool, *, of_follower: bool) -> FetchSession | None:
+        """Return a new session. Returns None only for a client that is not a follower, if the cache has no room."""
         now_s = self._clock.monotonic()
-        if len(self._sessions) >= self._sessions_max or self._partitions + len(items) > self._partitions_max:
-            if not self._sessions:
-                return None
-            oldest = next(iter(self._sessions.values()))
-            if now_s - oldest.used_at < EVICTABLE_AFTER_S:
+        if of_follower:
+            self._make_room_for_follower(len(items), new_sessions=1)
+        elif not self._has_room(len(items), new_sessions=1):
+            oldest = _oldest_of(self._of_consumers)
+            if oldest is None or now_s - oldest.used_at < EVICTABLE_AFTER_S:
                 return None
             self.forget(oldest.session_id)
-            if self._partitions + len(items) > self._partitions_max:
+            if not self._has_room(len(items), new_sessions=1):
                 return None
         session_id = NO_SESSION
-        while session_id == NO_SESSION or session_id in self._sessions:
+        while session_id == NO_SESSION or self._find(session_id) is not None:
             session_id = self._random.randrange(1, INT32_MAX)
-        session = self._sessions[session_id] = FetchSession(session_id, uses_topic_ids, items, now_s)
+        session = FetchSession(session_id, uses_topic_ids, items, now_s, of_follower=of_follower)
+        self._sessions_like(session)[session_id] = session
         self._partitions += len(session.items)
         return session
 
+    def _has_room(self, new_partitions: int, *, new_sessions: int = 0) -> bool:
+        return (
+            len(self) + new_sessions <= self._sessions_max and self._partitions + new_partitions <= self._partitions_max
+        )
+
+    def _make_room_for_follower(self, new_partitions: int, *, new_sessions: int = 0) -> None:
+        """End sessions until there is room: first those of consumers, then those of followers that have ended, for
+        example by a restart. If this is not enough, the follower gets its session nevertheless: the number of brokers
+        and of replicas limits what followers need.
+        """
+        while not self._has_room(new_partitions, new_sessions=new_sessions):
+            oldest = _oldest_of(self._of_consumers)
+            if oldest is None:
+                oldest = _oldest_of(self._of_followers)
+                if oldest is None or self._clock.monotonic() - oldest.used_at < EVICTABLE_AFTER_S:
+                    return
+            self.forget(oldest.session_id)
+
+    def _find(self, session_id: int) -> FetchSession | None:
+        return self._of_consumers.get(session_id) or self._of_followers.get(session_id)
+
+    def _sessions_like(self, session: FetchSession) -> "OrderedDict[int, FetchSession]":
+        return self._of_followers if session.of_follower else self._of_consumers
+
     def forget(self, session_id: int) -> None:
         """End the session with this id, if it exists."""
-        session = self._sessions.pop(session_id, None)
+        session = self._find(session_id)
         if session is not None:
+            del self._sessions_like(session)[session_id]
             self._partitions -= len(session.items)
             if session.idle is not None:
                 session.idle.close()
@@ -252,6 +297,11 @@ class FetchSessions:
                 items = [*session.items.values()]
                 del session  # now only `items` refers to the items, unless a fetch still uses the session
                 self._turns.free_in_steps([items])
+
+
+def _oldest_of(sessions: "OrderedDict[int, FetchSession]") -> FetchSession | None:
+    """Return the least recently used session."""
+    return next(iter(sessions.values()), None)
 
 
 def items_of(request: "FetchRequest", uses_topic_ids: bool) -> list[FetchItem]:

@@ -90,7 +90,7 @@ def handle(
         return None
     if requested_items is None:
         requested_items = run_all(items_in_steps(request, context.api_version >= 13, FollowerItem))
-    fetch_context = services.fetch_sessions.context(request, context.api_version, requested_items)
+    fetch_context = services.fetch_sessions.context(request, context.api_version, requested_items, of_follower=True)
     idle = None
     session = fetch_context.session
     if session is not None:

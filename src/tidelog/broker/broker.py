@@ -101,7 +101,7 @@ class BrokerServer:
         self.config = config
         self.runtime = runtime
         self._store_address = config.metadata_store
-        self._store_factory = store_factory or partial(make_store, self._store_address)
+        self._store_factory = store_factory or partial(make_store, self._store_address, node_id=config.node_id)
         self._store_is_elsewhere = is_elsewhere(self._store_address, config.data_directories)
         """Whether the metadata store is outside the data directories. Other processes may then use it, too."""
         self._lease_ms = config.lease_ms if self._store_is_elsewhere else lease_ms

@@ -27,7 +27,8 @@ class LastRun(NamedTuple):
     incarnation: str = ""
     """Identifies the run; "" if the run is unknown, or if different runs have used the directories."""
     broker_epoch: int = -1
-    """The epoch with which the run was registered."""
+    """The epoch with which the run was registered; -1 if it is unknown. The lowest one if different runs have used the
+    directories."""
     boot_id: str = ""
     """The machine's boot id during the run."""
     is_synced: bool = False
@@ -42,11 +43,22 @@ def read_last_run(disk: "Disk", paths: Sequence[str], boot_id: str = "") -> Last
     A caller that has locked the directories passes the machine's current boot id. Without `boot_id`, `has_ended` is
     False.
     """
-    runs = [_read(disk, path, boot_id) for path in paths]
-    if not runs or any(run._replace(is_synced=runs[0].is_synced) != runs[0] for run in runs):
+    return common_run([_read(disk, path, boot_id) for path in paths])
+
+
+def common_run(runs: Sequence[LastRun]) -> LastRun:
+    """Return the run that used all directories last. `runs` contains the last run of each directory.
+
+    If the runs differ, the result has no incarnation. Its epoch is the lowest one: a start may have failed after it had
+    written its epoch into some of the directories only. The controller decides whether this epoch is recent enough.
+    """
+    if not runs:
         return LastRun()
     # If a crash happened after only some of the marks were changed, they differ.
-    return runs[0]._replace(is_synced=all(run.is_synced for run in runs))
+    is_synced = all(run.is_synced for run in runs)
+    if all(run._replace(is_synced=is_synced) == runs[0]._replace(is_synced=is_synced) for run in runs):
+        return runs[0]._replace(is_synced=is_synced)
+    return LastRun(broker_epoch=min(run.broker_epoch for run in runs), is_synced=is_synced)
 
 
 def _read(disk: "Disk", path: str, boot_id: str) -> LastRun:

@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Disk, Runtime
 
 
-def make_store(address: "StoreAddress", path: str, runtime: "Runtime") -> "Store":
-    """Return the store at `address`. If `address` is SQLite without a path, the store is the file `path`."""
+def make_store(address: "StoreAddress", path: str, runtime: "Runtime", *, node_id: int = 0) -> "Store":
+    """Return the store at `address`. If `address` is SQLite without a path, the store is the file `path`.
+
+    With etcd, brokers with different node ids use different servers first.
+    """
     if address.kind == "zookeeper":
         from tidelog.metadata.zookeeper import ZooKeeperStore
 
@@ -27,7 +30,7 @@ def make_store(address: "StoreAddress", path: str, runtime: "Runtime") -> "Store
     if address.kind == "etcd":
         from tidelog.metadata.etcd import EtcdStore
 
-        return EtcdStore(str(address), list(address.servers), address.path, runtime)
+        return EtcdStore(str(address), list(address.servers), address.path, runtime, first_server=node_id)
     return SqliteStore(address.path or path, runtime.clock, runtime.tasks, runtime.disk)
 
 

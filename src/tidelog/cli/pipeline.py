@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -267,7 +268,17 @@ def declaration_json(each: Pipeline) -> dict[str, Any]:
         "trigger": each.trigger,
         "output_mode": each.output_mode,
         "dead_letters": each.dead_letters,
-        "settings": dict(each.settings),
+        "settings": shown_settings(each.settings),
+    }
+
+
+def shown_settings(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return settings of Spark without the values of secret ones, such as keys of object stores."""
+    from tidelog.pipelines.sinks.object_errors import HIDDEN, SECRET_NAME, without_secrets
+
+    return {
+        name: HIDDEN if SECRET_NAME.search(name) else without_secrets(value, settings.items())
+        for name, value in settings.items()
     }
 
 

@@ -451,7 +451,7 @@ KEYS: tuple[Key, ...] = (
         INT,
         "1000",
         AtLeast(0),
-        doc="Limit on stored fetch sessions (KIP-227).",
+        doc="Limit on stored fetch sessions (KIP-227). Followers always get one, in place of a consumer's.",
         effect=True,
         read_only=True,
     ),

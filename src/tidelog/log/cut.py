@@ -37,6 +37,7 @@ class Cut:
         "empties",
         "end_offset",
         "epochs",
+        "may_have_holes",
         "offset",
         "producers",
         "recovery_point",
@@ -57,13 +58,17 @@ class Cut:
         start_offset: int,
         recovery_point: int,
         empties: bool,
+        may_have_holes: bool,
     ) -> None:
-        """`empties`: remove all batches, and begin an empty log at `offset`. This offset may be above the old end."""
+        """`empties`: remove all batches, and begin an empty log at `offset`. This offset may be above the old end.
+        `may_have_holes`: the log was compacted before.
+        """
         self._disk = disk
         self._directory = directory
         self._snapshots = snapshots
         self.offset = offset
         self.empties = empties
+        self.may_have_holes = may_have_holes
         remaining_count = 0 if empties else segments.floor(offset) + 1
         self.remaining_segments = segments.items[:remaining_count]
         """The segments that remain; the last one loses its tail."""
@@ -100,5 +105,9 @@ class Cut:
             self._disk.write_atomic(f"{self._directory}/{LEADER_EPOCHS}", format_epochs(self.epochs.entries()))
             self.epochs.dirty = False
         self.producers = restore_producers(
-            self._snapshots, SegmentList(self.remaining_segments), self.start_offset, self.end_offset
+            self._snapshots,
+            SegmentList(self.remaining_segments),
+            self.start_offset,
+            self.end_offset,
+            may_have_holes=self.may_have_holes,
         )

@@ -2,6 +2,7 @@
 event loop are in this module.
 """
 
+import errno
 from typing import TYPE_CHECKING
 
 from tidelog.log.checkpoints import LEADER_EPOCHS, format_epochs
@@ -11,14 +12,16 @@ from tidelog.log.producer_snapshot import encode_snapshot
 if TYPE_CHECKING:
     from tidelog.log.leader_epochs import LeaderEpochs
     from tidelog.log.producer_state import ProducerState
+    from tidelog.log.recovery import OpenedLog
     from tidelog.log.segment import Segment
-    from tidelog.log.segment_list import SegmentList
-    from tidelog.log.snapshots import Snapshots
     from tidelog.runtime.interfaces import Disk
 
 SNAPSHOT_INTERVAL_BYTES = 16 << 20
 """Number of bytes between two producer snapshots inside a segment. A recovery replays at most this many bytes in
 addition to the unflushed ones."""
+
+
+FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Durability:
@@ -28,24 +31,27 @@ class Durability:
         "_disk",
         "_durable_offset",
         "_generation",
+        "_names_synced_offset",
         "_roll_snapshots",
         "_segments",
         "_segments_to_sync",
         "_snapshot_position",
+        "_snapshot_wanted",
+        "_sync_wanted",
         "directory",
         "directory_unsynced",
+        "disk_full",
         "recovery_point",
+        "snapshot_offset",
         "snapshots",
     )
 
-    def __init__(
-        self, disk: "Disk", directory: str, segments: "SegmentList", snapshots: "Snapshots", recovery_point: int
-    ) -> None:
+    def __init__(self, disk: "Disk", directory: str, opened: "OpenedLog") -> None:
         self._disk = disk
-        self._segments = segments
+        self._segments = segments = opened.segments
         self.directory = directory
-        self.snapshots = snapshots
-        self.recovery_point = recovery_point
+        self.snapshots = opened.snapshots
+        self.recovery_point = opened.log_end_offset
         """All data below this offset is durable, including the files that recovery needs."""
         self._durable_offset = 0
         """Every record below this offset is durable. The other files, which `recovery_point` includes, may not be
@@ -60,13 +66,45 @@ class Durability:
         self._segments_to_sync: list[Segment] = [s for s in segments.items[:-1] if s.has_unsynced_indexes]
         """Closed segments whose indexes are possibly not durable. After `put_back`, the active segment may be in
         this list, too."""
-        has_snapshot_at_end = snapshots.offsets[-1:] == [recovery_point]
-        self._snapshot_position = segments.active.size if has_snapshot_at_end else 0
+        newest = max(self.snapshots.offsets, default=-1)
+        self.snapshot_offset = -1 if opened.names_unsynced else newest
+        """Offset of the newest producer snapshot that no power cut can remove; -1 if there is none. Batches below this
+        offset may be removed from the log: a restart does not need them for the state of their producers."""
+        self._names_synced_offset = newest
+        """`snapshot_offset` is at least this offset after the next sync of the directory."""
+        self._snapshot_wanted = False
+        """Whether the next plan includes a snapshot at the log's end, see `cover`."""
+        self._sync_wanted = False
+        """Whether a plan is due although no records were appended, see `cover`."""
+        self.disk_full = False
+        """Whether the last attempt to write a snapshot failed because the disk was full."""
+        self._snapshot_position = segments.active.size if newest == self.recovery_point else 0
         """Position of the newest snapshot in the active segment; 0 if it is before that segment."""
 
     @property
     def durable_offset(self) -> int:
         return max(self._durable_offset, self.recovery_point)
+
+    @property
+    def is_flush_due(self) -> bool:
+        """Whether a plan is due even if all records are durable: a snapshot or its name is not."""
+        return bool(self._roll_snapshots) or self._sync_wanted
+
+    def cover(self, end_offset: int) -> bool:
+        """Return whether a plan must run before the batches below `end_offset`, which are durable, may be removed.
+
+        The plan makes a producer snapshot durable that includes these batches. Without it, a restart would find an
+        older snapshot and would have to forget all producers, because the batches after the snapshot are missing. Then
+        a repeated batch would be appended twice, and a fenced producer could continue.
+        """
+        if end_offset <= self.snapshot_offset:
+            return False
+        if end_offset <= self._names_synced_offset:
+            self.directory_unsynced = True  # the file exists, so the sync of its name is enough
+        elif end_offset > max(self._roll_snapshots, default=-1):
+            self._snapshot_wanted = True
+        self._sync_wanted = True
+        return True
 
     def before_roll(self) -> None:
         """Make the active segment's name durable before the next segment is created. Otherwise a power cut could
@@ -85,7 +123,8 @@ class Durability:
         Takes a snapshot at `base_offset`, because truncations start from a snapshot at a segment's base offset.
         """
         self._segments_to_sync.append(closed)
-        self._roll_snapshots[base_offset] = (self.snapshots.path(base_offset), encode_snapshot(producers))
+        if base_offset != self.snapshot_offset:
+            self._roll_snapshots[base_offset] = (self.snapshots.path(base_offset), encode_snapshot(producers))
         self._snapshot_position = 0
 
     def before_cut(self, end_offset: int) -> None:
@@ -101,11 +140,18 @@ class Durability:
         }
         self._snapshot_position = 0
 
-    def snapshot_due(self) -> bool:
-        """Return whether the next plan must include a snapshot. This is the case if at least SNAPSHOT_INTERVAL_BYTES
-        were appended after the newest snapshot.
+    def after_cut(self, recovery_point: int) -> None:
+        """Record the recovery point after the cut. The cut has synced the directory, and has found the newest snapshot
+        sound.
         """
-        return self._segments.active.size - self._snapshot_position >= SNAPSHOT_INTERVAL_BYTES
+        self.recovery_point = recovery_point
+        self.snapshot_offset = self._names_synced_offset = max(self.snapshots.offsets, default=-1)
+
+    def snapshot_due(self) -> bool:
+        """Return whether the next plan must include a snapshot at the log's end. This is the case if at least
+        SNAPSHOT_INTERVAL_BYTES were appended after the newest snapshot, or if `cover` needs it.
+        """
+        return self._snapshot_wanted or self._segments.active.size - self._snapshot_position >= SNAPSHOT_INTERVAL_BYTES
 
     def is_settled(self, end_offset: int, producers: "ProducerState", epochs: "LeaderEpochs") -> bool:
         """Return whether a clean stop would have nothing to write."""
@@ -129,6 +175,7 @@ class Durability:
         """
         plan = FlushPlan(self._disk, end_offset, self._generation)
         active = self._segments.active
+        self._sync_wanted = False
         if with_snapshot:
             try:
                 active.write_indexes()
@@ -136,6 +183,7 @@ class Durability:
                 plan.error = error
             # if entries are still pending, the disk is full; a later plan writes the snapshot
             with_snapshot = not (active.index.pending or active.times.pending)
+            self.disk_full |= not with_snapshot
         segments = self._segments.items[self._segments.floor(self.recovery_point) :]
         segments_to_sync, self._segments_to_sync = self._segments_to_sync, []
         for segment in segments:
@@ -143,6 +191,7 @@ class Durability:
                 plan.segments.append((segment, segment.size))
             if segment.entry_unsynced:
                 plan.directories = [self.directory, self.directory.rpartition("/")[0]]
+        segments_to_sync = [segment for segment in segments_to_sync if not segment.deleted]
         for segment in [*segments_to_sync, active] if with_snapshot else segments_to_sync:
             self.directory_unsynced |= segment.transactions.unsynced  # the file may be new
             plan.indexes.extend((segment, index) for index in segment.take_unsynced())
@@ -157,6 +206,7 @@ class Durability:
         if with_snapshot:
             plan.snapshots[end_offset] = (self.snapshots.path(end_offset), encode_snapshot(producers))
             self._snapshot_position = active.size
+            self._snapshot_wanted = False
         if plan.snapshots:
             for offset in plan.snapshots:
                 self.snapshots.add(offset)
@@ -182,6 +232,7 @@ class Durability:
 
     def put_back(self, plan: FlushPlan) -> None:
         """Cancel a plan that was not run completely. The next plan includes its work."""
+        self.disk_full = False
         indexed_segments = [
             segment for segment in dict.fromkeys(s for s, _ in plan.indexes) if segment in self._segments.items
         ]
@@ -218,7 +269,14 @@ class Durability:
                 segment.entry_unsynced = False
             if plan.small_files_error is None:
                 self.recovery_point = max(self.recovery_point, plan.end_offset)
+                if (
+                    plan.snapshots or self.directory in plan.directories
+                ):  # the names of older snapshots were synced, too
+                    newest = max(plan.snapshots, default=-1)
+                    self.snapshot_offset = max(self.snapshot_offset, self._names_synced_offset, newest)
+                self.disk_full &= not plan.snapshots
                 return
+            self.disk_full = plan.small_files_error.errno in FULL_DISK_ERRORS
             # A later plan writes the files that recovery needs besides the records, when the disk has space again.
             self._durable_offset = max(self._durable_offset, plan.end_offset)
             self._postpone_small_files(plan)

@@ -23,7 +23,7 @@ from tidelog.log.reader import ColdRead, LogReader, Slice, TimestampOffset
 from tidelog.log.record_times import AHEAD_MS, have_base_timestamp
 from tidelog.log.recovery import LogOpener, OpenedLog
 from tidelog.log.replay import check_producer, index_aborted, replay_producer
-from tidelog.log.retention import Removal, Retention, SegmentAgeSearch
+from tidelog.log.retention import Removal, Retention, RetentionLimits, SegmentAgeSearch
 from tidelog.log.rolling import latest_for_roll
 from tidelog.log.segment import NOT_OPENED, TEMPORARY_ERRORS, Segment
 from tidelog.log.validation import Limits, check_client_batch, may_hide_times, retention_time_ms
@@ -84,14 +84,14 @@ class PartitionLog:
         self.topic_partition = TopicPartition(topic, int(index))
         self._segments = opened.segments
         self.reader = LogReader(opened.segments)
-        self._retention = Retention(opened.segments)
         self.epochs = opened.epochs
         self.producers = opened.producers
         self.log_start_offset = opened.log_start_offset
         self.log_end_offset = opened.log_end_offset
         self.recovery = opened.report
         """The report of the recovery when the log was opened."""
-        self._durability = Durability(disk, directory, opened.segments, opened.snapshots, opened.log_end_offset)
+        self._durability = Durability(disk, directory, opened)
+        self._retention = Retention(opened.segments, self._durability)
         self.failure: str | None = None
         """The reason why the log is offline, permanently; None while it is online."""
         self.on_io_failure: Callable[[PartitionLog, OSError], None] | None = None
@@ -167,13 +167,13 @@ class PartitionLog:
 
     @property
     def has_unsynced_segments(self) -> bool:
-        """Whether a closed segment is possibly not durable. Retention keeps such a segment, and recovery scans it."""
-        return self._durability.recovery_point < self._segments.active.base_offset
+        """Whether a closed segment or a producer snapshot that is due is possibly not durable."""
+        return self._durability.is_flush_due or self.recovery_point < self._segments.active.base_offset
 
     @property
     def unflushed(self) -> bool:
-        """Whether there are records at or above the recovery point."""
-        return self.log_end_offset > self._durability.recovery_point
+        """Whether records at or above the recovery point, or a producer snapshot that is due, are not durable."""
+        return self.log_end_offset > self._durability.recovery_point or self._durability.is_flush_due
 
     @property
     def flush_due(self) -> bool:
@@ -454,6 +454,7 @@ class PartitionLog:
             start_offset=self.log_start_offset,
             recovery_point=self.recovery_point,
             empties=empties or offset < self.log_start_offset,
+            may_have_holes=self.reader.may_have_holes,
         )
         self._durability.before_cut(-1 if cut.empties else self.recovery_point_for_cut(offset))
         return cut
@@ -466,7 +467,7 @@ class PartitionLog:
             segment.use_cache(self._cache)
             self._segments.add(segment)
         self.log_start_offset, self.log_end_offset = cut.start_offset, cut.end_offset
-        self._durability.recovery_point = min(cut.recovery_point, cut.end_offset)
+        self._durability.after_cut(min(cut.recovery_point, cut.end_offset))
         self.reader.forget_positions()
         self.epochs, self.producers = cut.epochs, cut.producers
         self._leader_epoch = -1
@@ -475,9 +476,7 @@ class PartitionLog:
         logger.info("log truncated partition=%s from=%d to=%d", self.topic_partition, before, self.log_end_offset)
 
     def restart_at(self, offset: int) -> None:
-        """Make the log empty. It then starts at `offset`, which the caller has already persisted. Blocks. Raises
-        StorageError.
-        """
+        """Make the log empty. It starts at `offset`, which the caller has persisted. Blocks. Raises StorageError."""
         cut = self.begin_cut(offset, empties=True)
         try:
             cut.run()
@@ -506,20 +505,20 @@ class PartitionLog:
     def apply_retention(self, now_ms: int, high_watermark: int | None = None) -> int:
         """Remove the segments that the settings no longer keep, and return their number. Also forget producers that
         were silent for `producer.id.expiration.ms`. Segments that end above the high watermark (None: the log's end)
-        are kept. The files are removed later, by `removal`. Raises StorageError.
+        are kept, and so are segments whose producers are in no durable snapshot: see `retention_needs_flush`, and
+        `Retention` for a full disk. The files are removed later, by `removal`. Raises StorageError.
         """
         self.producers.expire(now_ms, self.config.producer_id_expiration_ms, self.log_end_offset)
         limit = self.log_end_offset if high_watermark is None else high_watermark
         self.producers.forget_replicated(limit)  # appends and reads do this, too, but there may be none after the start
         return self.look_up(lambda: self._retire(now_ms, limit))
 
+    def retention_needs_flush(self, now_ms: int, high_watermark: int) -> bool:
+        """Return whether expired segments wait for a producer snapshot. The next flush plan then writes it."""
+        return self._retention.needs_flush(RetentionLimits.of(self, high_watermark, now_ms))
+
     def _retire(self, now_ms: int, limit: int) -> int:
-        # Segments that are not durable are also kept: after a power cut, a removed file could reappear with a torn end.
-        limit = min(limit, self.recovery_point)
-        start, end = self.log_start_offset, self.log_end_offset
-        count = self._retention.count(
-            self.config, log_start_offset=start, log_end_offset=end, limit=limit, now_ms=now_ms
-        )
+        count = self._retention.count_removable(RetentionLimits.of(self, limit, now_ms))
         if not count:
             return 0
         if count == len(self._segments.items):
@@ -549,9 +548,7 @@ class PartitionLog:
             segment.retire()
 
     def segments_replaced(self, old: list[Segment], new: Segment, now_ms: int) -> None:
-        """Finish a replacement: the files of `new` have their final names, and the files of `old` can be removed
-        later.
-        """
+        """Finish a replacement: the files of `new` have their final names; those of `old` can be removed later."""
         new.use_cache(self._cache)
         self._retention.retire_replaced(old, now_ms + self.config.file_delete_delay_ms)
 
@@ -566,6 +563,10 @@ class PartitionLog:
         self._cache.forget(segment.times)
 
     # Durability
+
+    def lacks_snapshot(self, end_offset: int) -> bool:
+        """Return whether no durable snapshot includes the batches below `end_offset`. The next flush plan writes it."""
+        return self._durability.cover(end_offset)
 
     def flush_plan(self) -> FlushPlan:
         """Return a plan that makes all data durable. The caller runs it, then calls `flushed`, `put_back` or `fail`."""

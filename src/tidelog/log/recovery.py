@@ -63,6 +63,8 @@ class OpenedLog(NamedTuple):
     log_start_offset: int
     log_end_offset: int
     report: RecoveryReport
+    names_unsynced: bool
+    """Whether the last process was killed, and the names of its last files are possibly not durable."""
 
 
 class LogOpener:
@@ -88,6 +90,7 @@ class LogOpener:
         """Leader epochs below this offset come from their checkpoint. After a crash, epochs from this offset on come
         from the batches; after a clean stop, this is the log's end."""
         self._scanned = self._truncated = self._removed = 0
+        self._names_unsynced = False
 
     def open(self, *, clean: bool, recovery_point: int, log_start_offset: int) -> OpenedLog:
         """Open the log and repair its files: finish interrupted deletions, cut off a torn tail, rebuild indexes.
@@ -129,7 +132,16 @@ class LogOpener:
         self._snapshots.remove_after(end)
         self._segments.active.configure(self._config)
         report = RecoveryReport(self._scanned, self._truncated)
-        return OpenedLog(self._segments, self._epochs, self._producers, self._snapshots, start_offset, end, report)
+        return OpenedLog(
+            self._segments,
+            self._epochs,
+            self._producers,
+            self._snapshots,
+            start_offset,
+            end,
+            report,
+            self._names_unsynced,
+        )
 
     # Files
 
@@ -235,6 +247,10 @@ class LogOpener:
             )
             segment.remove()
         self._add_empty(start_offset)
+        if self._snapshots.offsets[-1:] == [start_offset]:
+            # Retention had removed all batches, but the name of the new segment was not durable at the power cut. The
+            # producers of the snapshot are complete.
+            return
         # Forget all producers. Batches below `start_offset` are missing, and a known producer whose last batches are
         # missing would be refused.
         self._snapshots.remove_after(-1)
@@ -262,7 +278,9 @@ class LogOpener:
         # Another marker may get this marker's offset.
         if not self._segments.active.transactions.ends_below(end):
             self._segments.active.transactions.truncate_to(end)
-        self._producers = restore_producers(self._snapshots, self._segments, start_offset, end)
+        self._producers = restore_producers(
+            self._snapshots, self._segments, start_offset, end, may_have_holes=self._may_have_holes
+        )
         return end
 
     def _end_of_active(self) -> int:
@@ -322,7 +340,9 @@ class LogOpener:
 
     def _recover(self, start_offset: int) -> int:
         """Restore the producers and leader epochs, repair the segments, and return the log's end offset."""
-        self._producers, snapshot_offset = load_producers(self._snapshots, self._segments, start_offset, 1 << 63)
+        self._producers, snapshot_offset = load_producers(
+            self._snapshots, self._segments, start_offset, 1 << 63, may_have_holes=self._may_have_holes
+        )
         self._flushed_end = max(self._flushed_end, snapshot_offset)
         self._replayed_from = replay_from = max(start_offset, snapshot_offset)
         # Epochs from here on are read from the batches, because the checkpoint may describe batches that were lost in
@@ -347,6 +367,7 @@ class LogOpener:
         else:
             # Nothing was synced here, so the name of the active segment is possibly not durable.
             self._segments.active.entry_unsynced = True
+            self._names_unsynced = True
         return end
 
     def _continue_with(self, segment: Segment, index: int, end: int) -> bool:

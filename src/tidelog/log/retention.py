@@ -2,9 +2,13 @@
 on the event loop.
 
     search    (a thread)  determine the unknown ages of segments that may be too old
+    snapshot  (a thread)  a flush writes a producer snapshot that includes the batches, if no durable one does
     take      (the loop)  segments leave the log; the log start offset moves
               (a thread)  the caller persists the log start offset
     removal   (a thread)  files are renamed to .deleted and stay readable; they are removed after file.delete.delay.ms
+
+A snapshot is durable before a segment leaves the log, because a restart and a cut could not derive the producers from
+the remaining batches. Most logs have such a snapshot, because one is written after each roll.
 
 The start offset is durable before the first file is removed. So if the first segment begins above the start offset, the
 files before it were not removed by retention: they were lost.
@@ -15,6 +19,7 @@ recent enough to keep the segment, or if it agrees with the time of the last cha
 before the segment is deleted for its age.
 """
 
+import logging
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,9 +28,13 @@ from tidelog.log.segment import NO_TIMESTAMP, UNKNOWN, SegmentAge
 
 if TYPE_CHECKING:
     from tidelog.log.config import LogConfig
+    from tidelog.log.durability import Durability
+    from tidelog.log.partition_log import PartitionLog
     from tidelog.log.segment import Segment
     from tidelog.log.segment_list import SegmentList
     from tidelog.runtime.interfaces import Disk
+
+logger = logging.getLogger("tidelog.log")
 
 TOLERANCE_DIVISOR = 64
 """Headers agree with the time of the file's last change if their largest timestamp lies between this time minus
@@ -187,14 +196,40 @@ class Removal:
                 retired.segments.pop()
 
 
+class RetentionLimits(NamedTuple):
+    """The state of a log that decides which segments retention removes."""
+
+    config: "LogConfig"
+    log_start_offset: int
+    log_end_offset: int
+    limit: int
+    """Segments that end above this offset are kept. It is the high watermark, or the recovery point if that is lower.
+    """
+    now_ms: int
+    needs_snapshot: bool
+    """Whether batches may be removed only if a durable producer snapshot includes them."""
+
+    @classmethod
+    def of(cls, log: "PartitionLog", limit: int, now_ms: int) -> "RetentionLimits":
+        # Segments that are not durable are also kept: after a power cut, a removed file could reappear with a torn end.
+        limit = min(limit, log.recovery_point)
+        # Without producers, a restart loses nothing. But in a log with holes, a restart cannot notice that batches are
+        # missing, and would use an old snapshot.
+        needs_snapshot = bool(log.producers.entries) or log.reader.may_have_holes
+        return cls(log.config, log.log_start_offset, log.log_end_offset, limit, now_ms, needs_snapshot)
+
+
 class Retention:
     """The part of retention that runs on the loop, for the segments of one log."""
 
-    __slots__ = ("_retired", "_segments")
+    __slots__ = ("_durability", "_kept_on_full_disk", "_retired", "_segments")
 
-    def __init__(self, segments: "SegmentList") -> None:
+    def __init__(self, segments: "SegmentList", durability: "Durability") -> None:
         self._segments = segments
+        self._durability = durability
         self._retired: list[RetiredSegments] = []
+        self._kept_on_full_disk = False
+        """Whether the last retention kept segments because the disk was too full for a snapshot of their producers."""
 
     def age_search(self, disk: "Disk", config: "LogConfig", now_ms: int) -> SegmentAgeSearch | None:
         """Return a search for the segment ages that `count` needs; None if all these ages are known."""
@@ -207,14 +242,50 @@ class Retention:
                 unknown_segments.append(segment)
         return SegmentAgeSearch(disk, unknown_segments, config, now_ms) if unknown_segments else None
 
-    def count(self, config: "LogConfig", *, log_start_offset: int, log_end_offset: int, limit: int, now_ms: int) -> int:
-        """Return how many of the oldest segments must be removed, because they are too old, exceed the size limit,
-        or end at or below the log start offset.
+    def needs_flush(self, limits: RetentionLimits) -> bool:
+        """Return whether expired segments have to wait for a producer snapshot. The next flush plan writes it."""
+        count = self._count_expired(limits) if limits.needs_snapshot else 0
+        return bool(count) and self._durability.cover(self._end_of(count, limits))
 
-        A segment that ends above `limit` (the high watermark, or the recovery point if that is lower) is kept. An
-        empty active segment is kept, and a segment of unknown age is not removed for its age. If the result includes
-        all segments, the caller must roll the log before it removes them.
+    def count_removable(self, limits: RetentionLimits) -> int:
+        """Return how many of the oldest segments must be removed. If these are all segments, the caller must roll the
+        log before it removes them.
+
+        Segments whose producers are in no durable snapshot are kept, with one exception. If the disk is full, the
+        snapshot cannot be written, but retention is needed to free the disk. The first call then keeps the segments,
+        because the segments that other logs remove may free enough space. If the disk is still full at the next call,
+        the segments are removed without a snapshot. Until the snapshot is written, a restart after a crash would forget
+        the producers of this log, and could append a repeated batch twice. But a disk that remains full would refuse
+        all batches.
         """
+        was_kept, self._kept_on_full_disk = self._kept_on_full_disk, False
+        count = self._count_expired(limits)
+        snapshot_offset = self._durability.snapshot_offset
+        if not (count and limits.needs_snapshot) or self._end_of(count, limits) <= snapshot_offset:
+            return count
+        if self._durability.disk_full:
+            if was_kept:
+                logger.warning(
+                    "segments are removed without a producer snapshot, because the disk is full path=%s",
+                    self._durability.directory,
+                )
+                return count
+            self._kept_on_full_disk = True
+        return self._count_expired(limits._replace(limit=min(limits.limit, snapshot_offset)))
+
+    def _end_of(self, count: int, limits: RetentionLimits) -> int:
+        """Return the offset at which the oldest `count` segments end."""
+        items = self._segments.items
+        return items[count].base_offset if count < len(items) else limits.log_end_offset
+
+    def _count_expired(self, limits: RetentionLimits) -> int:
+        """Return how many of the oldest segments are too old, exceed the size limit, or end at or below the log start
+        offset.
+
+        A segment that ends above `limits.limit` is kept. An empty active segment is kept, and a segment of unknown age
+        is not removed for its age.
+        """
+        config, now_ms = limits.config, limits.now_ms
         items = self._segments.items
         if self._segments.swapping:
             return 0
@@ -223,12 +294,12 @@ class Retention:
             excess = self._segments.size_bytes - config.retention_bytes
         count = 0
         for index, segment in enumerate(items):
-            end_offset = items[index + 1].base_offset if index + 1 < len(items) else log_end_offset
-            if end_offset > limit or (index + 1 == len(items) and not segment.size):
+            end_offset = items[index + 1].base_offset if index + 1 < len(items) else limits.log_end_offset
+            if end_offset > limits.limit or (index + 1 == len(items) and not segment.size):
                 break
             # After the subtraction, `excess` is negative if the log without this segment has less than retention.bytes.
             excess -= segment.size
-            is_below_start = end_offset <= log_start_offset and index + 1 < len(items)
+            is_below_start = end_offset <= limits.log_start_offset and index + 1 < len(items)
             if not (is_below_start or excess >= 0 or _age_status(segment, config, now_ms) is AgeStatus.EXPIRED):
                 break
             count += 1

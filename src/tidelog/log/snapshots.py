@@ -81,39 +81,57 @@ class Snapshots:
             self.add(int(path.rpartition("/")[2][: -len(SUFFIX)]))
 
 
-def load_producers(snapshots: Snapshots, segments: "SegmentList", start: int, end: int) -> tuple[ProducerState, int]:
+def load_producers(
+    snapshots: Snapshots, segments: "SegmentList", start: int, end: int, *, may_have_holes: bool
+) -> tuple[ProducerState, int]:
     """Load the newest snapshot at or below `end`, and replay the batches from there to `start`, the log start offset.
+    Without a snapshot, the replay begins at the first batch.
 
     Returns the producers, and the offset of the snapshot; -1 if there is no snapshot. The replayed batches are deleted
     for clients, but still count for the sequence of their producer. If some of these batches are missing or damaged,
-    no producers are returned, because a known producer whose last batches are missing would be refused. Raises OSError.
+    no producers are returned, because a known producer whose last batches are missing would be refused. Kafka also
+    forgets all producers then. `may_have_holes`: compaction explains all missing offsets between two batches. Raises
+    OSError.
     """
     producers = ProducerState()
     snapshot = snapshots.load(end)
-    if snapshot is None:
-        return producers, -1
-    offset, entries = snapshot
+    snapshot_offset, entries = snapshot or (-1, {})
+    offset = snapshot_offset if snapshot else segments.items[0].base_offset
     if offset < segments.items[0].base_offset:  # the batches directly after the snapshot are missing
         return producers, offset
     producers.restore(entries)
+    reached = offset
     try:
         for segment in segments.items[segments.floor(offset) : segments.floor(start) + 1] if offset < start else []:
+            if segment.base_offset > reached and not may_have_holes:
+                break
             segment.transactions.truncate_to(offset)
-            _replay(producers, segment, 0, offset, start)
+            reached = max(reached, _replay(producers, segment, 0, offset, start))
     except CorruptLog as error:
         logger.warning("batches below the log start offset are damaged, producers forgotten reason=%s", error)
-        producers = ProducerState()
-    return producers, offset
+        return ProducerState(), snapshot_offset
+    if reached < start and not may_have_holes:
+        # Retention renames one file after the other. After a power cut, any of the renames may be undone.
+        logger.warning(
+            "batches below the log start offset are missing, producers forgotten path=%s from=%d to=%d",
+            segments.items[0].path.rpartition("/")[0],
+            reached,
+            start,
+        )
+        return ProducerState(), snapshot_offset
+    return producers, snapshot_offset
 
 
-def restore_producers(snapshots: Snapshots, segments: "SegmentList", start: int, end: int) -> ProducerState:
+def restore_producers(
+    snapshots: Snapshots, segments: "SegmentList", start: int, end: int, *, may_have_holes: bool
+) -> ProducerState:
     """Restore the producers of a log from `start` to `end`: load the newest snapshot and replay the batches after
     it.
 
     The replay writes the transaction indexes again. The CRCs of the batches are not checked. Raises CorruptLog if a
-    batch cannot be read, and OSError.
+    batch cannot be read, and OSError. For `may_have_holes`, see `load_producers`.
     """
-    producers, snapshot_offset = load_producers(snapshots, segments, start, end)
+    producers, snapshot_offset = load_producers(snapshots, segments, start, end, may_have_holes=may_have_holes)
     start = max(start, snapshot_offset)
     if start >= end:
         return producers
@@ -125,11 +143,17 @@ def restore_producers(snapshots: Snapshots, segments: "SegmentList", start: int,
     return producers
 
 
-def _replay(producers: ProducerState, segment: "Segment", first_position: int, start: int, end: int) -> None:
-    """Replay the segment's batches that end at `start` or later, but below `end`. Begin to read at `first_position`."""
+def _replay(producers: ProducerState, segment: "Segment", first_position: int, start: int, end: int) -> int:
+    """Replay the segment's batches that end at `start` or later, but below `end`. Begin to read at `first_position`.
+
+    Returns the offset at which the last batch that was read ends, but at most `end`.
+    """
+    reached = segment.base_offset
     for position, size, fields in headers(segment.file, first_position, segment.size, segment.base_offset):
         last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
         if last_offset >= end:
-            return
+            return end
+        reached = last_offset + 1
         if fields[PRODUCER_ID] >= 0 and last_offset >= start:
             replay_batch(producers, segment, position, size, fields)
+    return reached

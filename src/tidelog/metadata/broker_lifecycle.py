@@ -253,7 +253,13 @@ class BrokerLifecycle:
         if not await self._ensure_registered():
             return False
         request = Heartbeat(
-            self._node_id, self.broker_epoch, self._cache.image.position, wants_shutdown=self._wants_shutdown
+            self._node_id,
+            self.broker_epoch,
+            self._cache.image.position,
+            # If the lease is lost and regained during the start, a heartbeat is sent before `begin_to_serve`. It must
+            # not unfence this broker: its logs may not be open, and its epoch may not be in its directories yet.
+            wants_fence=self._heartbeat_task is None,
+            wants_shutdown=self._wants_shutdown,
         )
         answer = await self._link.heartbeat(BrokerHeartbeat(request, HEARTBEAT_TIMEOUT_MS))
         if answer.error is ErrorCode.NONE:

@@ -25,6 +25,8 @@ outage of the store, the brokers acquire their leases again within this time."""
 CHECK_S: Final = 0.25
 """Longest interval at which the controller compares the brokers with their leases, in seconds. After a write to the
 store, the controller may compare them sooner, because the supervisor may have ended the lease of a dead broker."""
+DISCARD_S: Final = 300.0
+"""Interval at which the controller lets the store discard old values, in seconds."""
 
 
 class ClusterUpkeep:
@@ -42,6 +44,22 @@ class ClusterUpkeep:
 
     async def run(self) -> None:
         """Run until this task is cancelled because the broker is no longer the controller."""
+        # This is another task, so that a slow store delays no fencing.
+        discards = self._tasks.spawn(self._discard_history(), name="cluster-history")
+        try:
+            await self._run()
+        finally:
+            discards.cancel()
+
+    async def _discard_history(self) -> None:
+        while True:
+            try:
+                await self._store.discard_history()
+            except (StoreUnavailable, StoreFailed) as error:
+                logger.warning("old metadata not discarded reason=%s", error)
+            await self._tasks.sleep(DISCARD_S)
+
+    async def _run(self) -> None:
         await self._tasks.sleep(GRACE_S)
         is_logged = False
         is_new = True

@@ -12,14 +12,26 @@ Keys below the prefix:
 An append is one transaction: it compares the lease and the end, and writes the entry and the new end. Transactions and
 reads need a majority of the servers. A renewal creates a new lease of etcd and attaches the key to it. etcd's own
 keep-alive is not used, since an etcd server that has just lost the leadership of etcd's cluster may still answer it.
+
+etcd retains each value that a renewal has replaced, until its history is compacted. The controller compacts it every
+few minutes (`discard_history`), a few minutes behind.
 """
 
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
-from tidelog.metadata.etcd_gateway import AnswerLost, AnswerTooLarge, EtcdGateway, to_bytes, to_text
-from tidelog.metadata.remote_store import CHANGES, LEASES, READS, WATCH, WATCH_S, RemoteStore
+from tidelog.metadata.etcd_gateway import (
+    ANSWER_TIMEOUT_S,
+    AnswerLost,
+    AnswerTooLarge,
+    EtcdGateway,
+    EtcdServers,
+    WatchEnd,
+    to_bytes,
+    to_text,
+)
+from tidelog.metadata.remote_store import CHANGES, LEASE_CALL_SHARE, LEASES, READS, WATCH, WATCH_S, RemoteStore
 from tidelog.metadata.store import (
     AppendUnknown,
     Lease,
@@ -53,28 +65,45 @@ ACQUIRE_TRIES: Final = 5
 
 class EtcdStore(RemoteStore):
     """`Store` in the etcd cluster of `servers`, in the keys below `prefix`. Each lane (`remote_store`) has its own
-    connection.
+    connection, but all lanes use the same server.
     """
 
-    def __init__(self, url: str, servers: list[tuple[str, int]], prefix: str, runtime: Runtime) -> None:
+    def __init__(
+        self, url: str, servers: list[tuple[str, int]], prefix: str, runtime: Runtime, *, first_server: int = 0
+    ) -> None:
+        """`first_server` is the number of the server to use first, modulo the number of servers."""
         super().__init__(url, runtime)
         self._prefix = prefix
-        self._gateways = {lane: EtcdGateway(url, servers) for lane in (CHANGES, LEASES, READS, WATCH)}
+        self._servers = EtcdServers(servers, first_server)
+        self._gateways = {lane: EtcdGateway(url, self._servers) for lane in (CHANGES, LEASES, READS, WATCH)}
+        self._discard_before = 0
+        """The revision of etcd at the last call of `discard_history`; 0 before the first call."""
+        self._servers.on_failed = self._gateways[WATCH].interrupt  # a watch on a hung server would not end by itself
 
     async def wait(self, position: int) -> None:
         try:
+            watched: WatchEnd | None = None
+            server = 0
             while True:
                 end, revision = await self._run(READS, self._end)
                 if end > position:
+                    if watched is WatchEnd.TIME_OVER:
+                        self._servers.failed(server)  # it has not reported the change
                     return
-                if not await self._run(WATCH, self._watch, revision + 1):
+                server = self._servers.current
+                watched = await self._run(WATCH, self._watch, revision + 1)
+                if watched is WatchEnd.FAILED:
                     await self._tasks.sleep(WATCH_PAUSE_S)
         except BaseException:
-            self._gateways[WATCH].interrupt()  # a cancelled wait must not occupy the thread
+            self._gateways[WATCH].cancel_watch()  # a cancelled wait must not occupy the thread
             raise
 
+    async def discard_history(self) -> None:
+        # The revision of the previous call is used, so that the history of some minutes remains for other programs.
+        self._discard_before = await self._run(READS, self._compact, self._discard_before)
+
     async def close(self) -> None:
-        self._gateways[WATCH].interrupt()
+        self._gateways[WATCH].cancel_watch()
         for lane, gateway in self._gateways.items():
             await self._tasks.run_blocking(gateway.close, lane=lane)
 
@@ -139,7 +168,7 @@ class EtcdStore(RemoteStore):
         answer = gateway.read("/v3/kv/range", {"key": to_text(self._key("end"))})
         return int(_first_value(answer) or 0), int(answer["header"]["revision"])
 
-    def _watch(self, gateway: EtcdGateway, revision: int) -> bool:
+    def _watch(self, gateway: EtcdGateway, revision: int) -> WatchEnd:
         return gateway.watch(self._key("end"), revision, WATCH_S)
 
     def _snapshot(self, gateway: EtcdGateway) -> Snapshot | None:
@@ -175,16 +204,21 @@ class EtcdStore(RemoteStore):
                 return True
 
     def _trim(self, gateway: EtcdGateway, position: int) -> None:
-        """Delete the entries before `position` in several transactions. Then delete the history of all keys."""
+        """Delete the entries before `position` in several transactions."""
         key_range = {"key": to_text(self._entry_key(0)), "range_end": to_text(self._entry_key(position))}
         while pairs := _pairs(gateway.read("/v3/kv/range", {**key_range, "limit": "1", "keys_only": True})):
             first = int(pairs[0][0][-20:])
             self._delete(gateway, self._entry_key(first), self._entry_key(min(first + TRIM_KEYS, position)))
-        _, revision = self._end(gateway)
-        with suppress(StoreFailed):  # another broker or etcd itself may have compacted at a later revision
-            gateway.change("/v3/kv/compaction", {"revision": str(revision)})
+
+    def _compact(self, gateway: EtcdGateway, revision: int) -> int:
+        """Delete the history of all keys before `revision`. Return the current revision."""
+        if revision:
+            with suppress(StoreFailed):  # another broker or etcd itself may have compacted at a later revision
+                gateway.change("/v3/kv/compaction", {"revision": str(revision)})
+        return self._end(gateway)[1]
 
     def _acquire(self, gateway: EtcdGateway, name: str, holder: str, ttl_ms: int | None) -> Lease | None:
+        self._limit_calls(gateway, ttl_ms)
         lease_key, epoch_key = self._key("leases", name), self._key("epochs", name)
         for _ in range(ACQUIRE_TRIES):
             answer = gateway.read("/v3/kv/txn", {"success": [_get(lease_key), _get(epoch_key)]})
@@ -203,10 +237,18 @@ class EtcdStore(RemoteStore):
         raise StoreUnavailable(f"{self._url}: other brokers change the lease {name} at the same time")
 
     def _renew(self, gateway: EtcdGateway, lease: Lease, ttl_ms: int) -> None:
+        self._limit_calls(gateway, ttl_ms)
         key, value = self._key("leases", lease.name), encode_lease(lease)
         body = {"compare": [_value_is(key, value)], "success": [_put(key, value, self._grant(gateway, ttl_ms))]}
         if not gateway.change("/v3/kv/txn", body).get("succeeded"):
             raise lease_lost(lease)
+
+    def _limit_calls(self, gateway: EtcdGateway, ttl_ms: int | None) -> None:
+        """Limit the time of this and all later calls on the lane of the leases. The later calls include reads of the
+        leases: a renewal must not wait for such a read for a long time.
+        """
+        if ttl_ms is not None:
+            gateway.answer_timeout_s = min(ANSWER_TIMEOUT_S, ttl_ms / 1000 * LEASE_CALL_SHARE)
 
     def _grant(self, gateway: EtcdGateway, ttl_ms: int | None) -> str:
         """Return the id of a new lease of etcd, or "0" without `ttl_ms`. If no key is attached to the lease, it has no

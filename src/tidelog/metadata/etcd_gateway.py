@@ -1,5 +1,6 @@
 """Blocking calls to etcd's JSON gateway (version 3 of the API), over persistent HTTP/1.1 connections.
 
+All gateways of one process use the same server, until one of them finds that this server does not work (`EtcdServers`).
 If a server does not accept a connection, the next server is tried, until each server was tried once. A call that only
 reads is also repeated on the other servers if its answer is lost. A call that changes something is never repeated after
 its request was sent, since only the caller can find out whether it was executed.
@@ -8,9 +9,11 @@ its request was sent, since only the caller can find out whether it was executed
 import json
 import select
 import socket
+import threading
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from enum import Enum
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any, Final
 
@@ -18,9 +21,16 @@ from tidelog.metadata.store import StoreFailed, StoreUnavailable
 
 CONNECT_TIMEOUT_S: Final = 2.0
 ANSWER_TIMEOUT_S: Final = 5.0
-"""Longest time that a call waits for its answer. A watch has its own time."""
+"""Longest time that a call waits for its answer, unless its gateway has a shorter limit. A watch has its own time."""
+WATCH_CREATED_S: Final = 2.0
+"""Longest time, in seconds, until a server confirms a watch. The server does not ask the other servers for this, so a
+server that needs more time does not work."""
 ANSWER_BYTES_MAX: Final = 64 << 20
 """Upper bound on the bytes of one answer. etcd answers with at most 4 MiB, which take more bytes in JSON."""
+
+HEADERS: Final = {"Content-Type": "application/json", "Grpc-Metadata-hasleader": "true"}
+"""With `hasleader`, a server that is cut off from etcd's leader ends a watch with an error. Otherwise, the watch would
+continue, and would report no change."""
 
 INVALID_ARGUMENT, RESOURCE_EXHAUSTED, OUT_OF_RANGE = 3, 8, 11
 NO_PERMISSION = (7, 16)
@@ -46,21 +56,65 @@ def to_bytes(text: str) -> bytes:
     return b64decode(text)
 
 
-class EtcdGateway:
-    """One connection to one of the servers. All methods except `interrupt` must be called on one thread at a time."""
+class WatchEnd(Enum):
+    """The reason why a watch has ended."""
 
-    def __init__(self, url: str, servers: Sequence[tuple[str, int]]) -> None:
+    MAY_BE_CHANGED = "the key was changed, or may have been changed"
+    TIME_OVER = "the server has confirmed the watch, and has reported no change until the time was over"
+    FAILED = "the server does not work; the caller should pause before it calls again"
+
+
+class EtcdServers:
+    """The servers of one etcd cluster, and the number of the server that all gateways of this process use.
+
+    The gateways share this number, so that the first call that a hung server does not answer leads all other calls away
+    from it. All methods may be called on any thread.
+    """
+
+    def __init__(self, addresses: Sequence[tuple[str, int]], first: int = 0) -> None:
+        """`first` is the number of the first server to use. It may exceed the number of servers. Brokers choose
+        different numbers, so that one hung server does not delay all brokers.
+        """
+        self.addresses = addresses
+        self.current = first % len(addresses)
+        self.on_failed: Callable[[], None] | None = None
+        """Called, on any thread, when the gateways have to use another server."""
+        self._lock = threading.Lock()
+
+    def failed(self, number: int) -> None:
+        """Use the next server if the gateways use the server with this number, since it does not work."""
+        with self._lock:
+            is_current = number == self.current
+            if is_current:
+                self.current = (number + 1) % len(self.addresses)
+        if is_current and self.on_failed is not None:
+            self.on_failed()
+
+    def name(self, number: int) -> str:
+        host, port = self.addresses[number]
+        return f"{host}:{port}"
+
+
+class EtcdGateway:
+    """One connection to one of the servers. All methods except `interrupt` and
+    `cancel_watch` must be called on one thread at a time."""
+
+    def __init__(self, url: str, servers: EtcdServers) -> None:
         """`url` names the store in errors."""
+        self.answer_timeout_s = ANSWER_TIMEOUT_S
+        """Longest time, in seconds, that a call waits for a connection, and then for its answer."""
         self._url = url
         self._servers = servers
-        self._next_server = 0
+        self._server = servers.current
+        """The number of the server of the last connection."""
         self._connection: HTTPConnection | None = None
+        self._watch_is_cancelled = False
 
     def read(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Make a call that changes nothing. Raises StoreUnavailable, StoreFailed, AnswerTooLarge."""
         reason: Exception | None = None
         # The first attempt may use an open connection whose server does not answer any more.
-        for _ in range(max(2, len(self._servers))):
+        for _ in range(max(2, len(self._servers.addresses))):
             try:
                 return self._exchange(path, body)
             except (AnswerLost, StoreUnavailable) as error:
@@ -73,29 +127,33 @@ class EtcdGateway:
         """
         return self._exchange(path, body)
 
-    def watch(self, key: bytes, revision: int, timeout_s: float) -> bool:
-        """Wait until the key is changed at `revision` or later, for at most about `timeout_s` seconds.
-
-        Return False if the server could not be reached or closed the connection; the caller should then pause before it
-        calls again. Otherwise return True, also if the time is over.
-        """
+    def watch(self, key: bytes, revision: int, timeout_s: float) -> WatchEnd:
+        """Wait until the key is changed at `revision` or later, for at most about `timeout_s` seconds."""
         body = {"create_request": {"key": to_text(key), "start_revision": str(revision)}}
+        self._watch_is_cancelled = False
+        is_created = False
         try:
-            response = self._send("/v3/watch", body)
+            response = self._send("/v3/watch", body, timeout_s=WATCH_CREATED_S)
             assert self._connection is not None
-            self._connection.sock.settimeout(timeout_s)
             while line := response.readline(1 << 20):
-                result = json.loads(line).get("result", {})
+                result = json.loads(line).get("result")
+                if result is None:  # an error; for example, the server has lost its connection to etcd's leader
+                    break
                 # etcd cancels the watch if the history from `revision` on was compacted, so the key may have changed.
                 if result.get("events") or result.get("canceled"):
-                    return True
+                    return WatchEnd.MAY_BE_CHANGED
+                is_created = True
+                self._connection.sock.settimeout(timeout_s)
         except TimeoutError:
-            return True
+            if is_created:
+                return WatchEnd.TIME_OVER
         except (OSError, HTTPException, ValueError, StoreUnavailable):
-            self._use_next_server()
+            pass
         finally:
             self.close()
-        return False
+        if not self._watch_is_cancelled:
+            self._use_next_server()
+        return WatchEnd.FAILED
 
     def interrupt(self) -> None:
         """End a call that runs on another thread: it fails as if the server had closed the connection."""
@@ -104,6 +162,11 @@ class EtcdGateway:
         if stream is not None:
             with suppress(OSError):  # the socket may be closed already
                 stream.shutdown(socket.SHUT_RDWR)
+
+    def cancel_watch(self) -> None:
+        """End a watch that runs on another thread, although its server works."""
+        self._watch_is_cancelled = True
+        self.interrupt()
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -130,22 +193,29 @@ class EtcdGateway:
             self._raise(response.status, answer)
         return answer
 
-    def _send(self, path: str, body: dict[str, Any]) -> HTTPResponse:
+    def _send(self, path: str, body: dict[str, Any], *, timeout_s: float | None = None) -> HTTPResponse:
         """Send a request to the first server that accepts a connection. Raises StoreUnavailable if none does."""
-        connection = self._connection or self._connect()
+        limit_s = min(self.answer_timeout_s, ANSWER_TIMEOUT_S) if timeout_s is None else timeout_s
+        connection = self._connection
         # If an idle connection is readable, the server has closed it.
-        if connection.sock is None or select.select([connection.sock], [], [], 0)[0]:
+        if (
+            connection is None
+            or connection.sock is None
+            or self._server != self._servers.current
+            or select.select([connection.sock], [], [], 0)[0]
+        ):
             self.close()
-            connection = self._connect()
-        connection.sock.settimeout(ANSWER_TIMEOUT_S)
-        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+            connection = self._connect(min(CONNECT_TIMEOUT_S, limit_s))
+        connection.sock.settimeout(limit_s)
+        connection.request("POST", path, json.dumps(body), HEADERS)
         return connection.getresponse()
 
-    def _connect(self) -> HTTPConnection:
+    def _connect(self, timeout_s: float) -> HTTPConnection:
         reasons = []
-        for _ in self._servers:
-            host, port = self._servers[self._next_server]
-            connection = HTTPConnection(host, port, timeout=CONNECT_TIMEOUT_S)
+        for _ in self._servers.addresses:
+            self._server = self._servers.current
+            host, port = self._servers.addresses[self._server]
+            connection = HTTPConnection(host, port, timeout=timeout_s)
             try:
                 connection.connect()
             except OSError as error:
@@ -178,8 +248,7 @@ class EtcdGateway:
         raise AnswerLost(f"{server}: {reason}")
 
     def _use_next_server(self) -> None:
-        self._next_server = (self._next_server + 1) % len(self._servers)
+        self._servers.failed(self._server)
 
     def _server_name(self) -> str:
-        host, port = self._servers[self._next_server]
-        return f"{host}:{port}"
+        return self._servers.name(self._server)

@@ -86,6 +86,8 @@ class BrokerRegistration(NamedTuple):
     boot_id: str = ""
     directories: tuple[DirectoryId, ...] = ()
     features: Mapping[str, tuple[int, int]] = {}
+    records_epoch: int = -1
+    records_synced: bool = False
 
     @property
     def active(self) -> bool:
@@ -286,6 +288,9 @@ class ImageBuilder:
         assert registration.epoch == record.epoch
         if record.fenced is not None:
             registration = registration._replace(fenced=record.fenced)
+            if not record.fenced:
+                # From now on this run acknowledges records, so the directories must contain its own epoch.
+                registration = registration._replace(records_epoch=-1, records_synced=False)
         if record.in_controlled_shutdown is not None:
             registration = registration._replace(in_controlled_shutdown=record.in_controlled_shutdown)
         self._brokers = {**self._brokers, record.broker_id: registration}

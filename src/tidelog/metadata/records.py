@@ -65,6 +65,16 @@ class BrokerRegistered(NamedTuple):
     """The ids of the broker's data directories."""
     features: Mapping[str, tuple[int, int]] = {}
     """The lowest and the highest level that the broker supports, for each feature."""
+    records_epoch: int = -1
+    """The epoch in the broker's directories when it registered, if the broker certainly still had every record that it
+    had acknowledged. The image resets this field to -1 when the broker is unfenced. -1 stands for `epoch`.
+
+    All runs of this broker with a later epoch, up to `epoch`, were never unfenced, so they have acknowledged nothing.
+    If such a run ends before it has written its epoch, the next run finds an earlier epoch, but has every record.
+    `registration.py` has the rule. An older controller ignores this field and treats the stop of such a run as unclean.
+    """
+    records_synced: bool = False
+    """Whether all records of the runs up to `records_epoch` are synced. False if `records_epoch` is -1."""
 
 
 class LeadershipRenewed(NamedTuple):

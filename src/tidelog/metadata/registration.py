@@ -63,7 +63,8 @@ class Registration(NamedTuple):
     directories: Sequence[DirectoryId] = ()
     features: Mapping[str, tuple[int, int]] = {}
     previous_epoch: int = -1
-    """The broker epoch that is stored in the broker's directories; -1 if they contain no epoch."""
+    """The broker epoch that is stored in the broker's directories: the lowest one if they differ, -1 if a directory
+    contains no epoch."""
     is_synced: bool = False
     """Whether it is certain that the broker's disks have every record that it has acknowledged: it has run with
     `durability=fsync` since a full sync, or it was stopped cleanly."""
@@ -110,17 +111,27 @@ def register_broker(
     if current is not None and is_same_run:
         # The broker has sent its registration again, since it did not get the answer or since its addresses changed.
         repeated = registered._replace(
-            epoch=current.epoch, fenced=current.fenced, in_controlled_shutdown=current.in_controlled_shutdown
+            epoch=current.epoch,
+            fenced=current.fenced,
+            in_controlled_shutdown=current.in_controlled_shutdown,
+            records_epoch=current.records_epoch,
+            records_synced=current.records_synced,
         )
         return JournalDecision([] if current == BrokerRegistration(*repeated) else [repeated], current.epoch)
-    records: list[JournalRecord] = [registered]
-    if image.metadata_level > 0:
-        is_unclean = not _has_acknowledged_records(current, request)
-        has_lost_directory = current is not None and any(d not in request.directories for d in current.directories)
-        records += yield from _end_of_broker(
-            image, broker_id, config, unclean_stop=is_unclean, has_lost_directory=has_lost_directory
+    if image.metadata_level == 0:
+        return JournalDecision([registered], registered.epoch)
+    has_records = current is not None and _has_acknowledged_records(current, request)
+    if current is not None and has_records:
+        registered = registered._replace(
+            records_epoch=request.previous_epoch, records_synced=request.is_synced or current.records_synced
         )
-    return JournalDecision(records, registered.epoch)
+    # After an unclean stop, `records_epoch` has its default. If this start fails, too, the next one is also treated as
+    # unclean. This costs nothing: the broker leaves every ELR here, and can return only after it was unfenced.
+    has_lost_directory = current is not None and any(d not in request.directories for d in current.directories)
+    changes = yield from _end_of_broker(
+        image, broker_id, config, unclean_stop=not has_records, has_lost_directory=has_lost_directory
+    )
+    return JournalDecision([registered, *changes], registered.epoch)
 
 
 def _check_directories(image: MetadataImage, request: Registration) -> None:
@@ -136,18 +147,29 @@ def _check_directories(image: MetadataImage, request: Registration) -> None:
             raise ApiError(message, ErrorCode.INVALID_REGISTRATION)
 
 
-def _has_acknowledged_records(current: BrokerRegistration | None, request: Registration) -> bool:
-    """Return whether the broker still has every record that its earlier run has acknowledged (KIP-966).
+def _has_acknowledged_records(current: BrokerRegistration, request: Registration) -> bool:
+    """Return whether the broker still has every record that its earlier runs have acknowledged (KIP-966).
 
     Two conditions must be true. First, the broker has the same directories as before, and they contain the registered
     epoch. Second, all records were synced, or the operating system was not restarted, so that the page cache was not
     lost.
+
+    A run may end after its registration and before its epoch is in all directories, for example because a disk is full.
+    It was never unfenced, so it has led no partition and acknowledged nothing. So the first condition is also true if
+    the directories contain the epoch of the run before it, whose records they had at the registration
+    (`records_epoch`). There may be several such runs in a row, and the directories may contain the epoch of each of
+    them.
     """
-    if current is None or request.previous_epoch != current.epoch or not request.directories:
+    if not request.directories or sorted(request.directories) != sorted(current.directories):
         return False
-    if sorted(request.directories) != sorted(current.directories):
+    oldest_epoch = current.epoch if current.records_epoch < 0 else current.records_epoch
+    if not oldest_epoch <= request.previous_epoch <= current.epoch:
         return False
-    return request.is_synced or (request.boot_id != "" and request.boot_id == current.boot_id)
+    # The boot id of the registered run is the right one, also if this run has acknowledged nothing. If its registration
+    # was accepted because the boot id was the same, both runs have this boot id. If it was accepted because all records
+    # were synced, they do not depend on the page cache at all.
+    is_same_boot = request.boot_id != "" and request.boot_id == current.boot_id
+    return request.is_synced or current.records_synced or is_same_boot
 
 
 def _end_of_broker(

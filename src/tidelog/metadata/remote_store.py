@@ -17,6 +17,10 @@ LEASES: Final = "metadata-leases"
 READS: Final = "metadata-reads"
 WATCH: Final = "metadata-watch"
 """Lanes of the runtime. Each lane has its own thread, so that a slow snapshot does not delay a renewal."""
+LEASE_CALL_SHARE: Final = 1 / 4
+"""A call about leases may take at most this share of a lease's term. A renewal that a hung server does not answer is
+sent to the next server after this time, early enough to be in time. The first renewal comes after a third of the term.
+"""
 WATCH_S: Final = 10.0
 """Longest time, in seconds, that one watch waits before the journal's end is read again."""
 
@@ -81,6 +85,9 @@ class RemoteStore(ABC):
 
     async def held_leases(self, prefix: str) -> list[Lease]:
         return await self._run(LEASES, self._held_leases, prefix)
+
+    @abstractmethod
+    async def discard_history(self) -> None: ...
 
     async def wait_for_write(self, limit_s: float) -> None:
         await self._tasks.sleep(limit_s)

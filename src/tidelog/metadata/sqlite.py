@@ -104,6 +104,9 @@ class SqliteStore:
             delay_max_s = POLL_MAX_S if watch is None else WATCHED_POLL_MAX_S
             delay_s = POLL_MIN_S if is_written else min(2 * delay_s, delay_max_s)
 
+    async def discard_history(self) -> None:
+        """Do nothing: the store retains no old values."""
+
     async def wait_for_write(self, limit_s: float) -> None:
         watch = self._watch_log()
         await self._wait_for_write(watch, 0 if watch is None else watch.writes, limit_s)

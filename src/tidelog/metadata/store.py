@@ -156,6 +156,13 @@ class Store(Protocol):
         A lease that has expired may still be listed for some time. A lease that was released is not listed.
         """
 
+    async def discard_history(self) -> None:
+        """Discard the old values that the store retains, except the values of the last minutes.
+
+        The controller calls this method every few minutes. A store may keep each value that a renewal has replaced, and
+        without this call, these values would fill it in some months.
+        """
+
     async def wait_for_write(self, limit_s: float) -> None:
         """Wait for `limit_s`, or less if the store may have been written to in the meantime. A store that does not
         notice writes always waits for `limit_s`. This method never raises the errors of the store.

@@ -24,7 +24,7 @@ from contextlib import suppress
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, unquote
 
-from tidelog.metadata.remote_store import READS, WATCH, WATCH_S, RemoteStore
+from tidelog.metadata.remote_store import LEASE_CALL_SHARE, READS, WATCH, WATCH_S, RemoteStore
 from tidelog.metadata.store import (
     LEASE_MARGIN_MS,
     AppendUnknown,
@@ -97,6 +97,9 @@ class ZooKeeperStore(RemoteStore):
         # The reads use another lane than the watches, so that they do not wait for the watches of other calls.
         while (await self._run(READS, self._read_end))[0] <= position:
             await self._run(WATCH, self._watch, position)
+
+    async def discard_history(self) -> None:
+        """Do nothing: ZooKeeper retains no old values, except in files that its servers delete (`autopurge`)."""
 
     async def close(self) -> None:
         self._wake_waits()
@@ -294,6 +297,7 @@ class ZooKeeperStore(RemoteStore):
     def _acquire(self, name: str, holder: str, ttl_ms: int | None) -> Lease | None:
         self._make_nodes()
         self._check_length(ttl_ms)
+        self._limit_calls(ttl_ms)
         node = _escaped(name)
         for _ in range(TRIES):
             # The term of the lease begins here, so the acquisition must be short. The servers answer the requests of a
@@ -337,6 +341,7 @@ class ZooKeeperStore(RemoteStore):
         from kazoo.exceptions import BadVersionError, NoNodeError
 
         self._check_length(ttl_ms)
+        self._limit_calls(ttl_ms)
         self._check_lease(lease)
         sent_s = self._clock.monotonic()
         value, stat = self._get_with_stat("leases", _escaped(lease.name))
@@ -366,6 +371,13 @@ class ZooKeeperStore(RemoteStore):
                 f"{self._url} allows sessions of {self._session.negotiated_ms} ms, but a lease of {ttl_ms} ms needs "
                 f"{int(ttl_ms / SESSION_SHARE)} ms: raise maxSessionTimeout of the ZooKeeper servers"
             )
+
+    def _limit_calls(self, ttl_ms: int | None) -> None:
+        """Limit the time of this and all later calls on the lane of the leases. The later calls include reads of the
+        leases: a renewal must not wait for such a read for a long time.
+        """
+        if ttl_ms is not None:
+            self._session.limit_answers(ttl_ms / 1000 * LEASE_CALL_SHARE)
 
     def _release(self, lease: Lease) -> None:
         self._terms.pop(lease, None)

@@ -5,6 +5,8 @@ is sent at most once. The methods of `ZooKeeperSession` block, and may be called
 """
 
 import logging
+import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
@@ -17,6 +19,9 @@ kazoo_logger = logging.getLogger("tidelog.metadata.kazoo")
 kazoo_logger.setLevel(logging.ERROR)  # at lower levels, kazoo logs each attempt to connect and the session's password
 
 ANSWER_TIMEOUT_S: Final = 5.0
+"""Longest time that a call waits for its answer, unless `limit_answers` has set a shorter limit. After this time, the
+connection to the server is closed, and kazoo connects to another server. By itself, kazoo notices a hung server only
+after up to two thirds of the session."""
 CONNECT_WAIT_S: Final = 2.0
 """Longest time that a call waits for a connection before it fails, in seconds."""
 FIRST_CONNECT_WAIT_S: Final = 8.0
@@ -47,6 +52,12 @@ class ZooKeeperSession:
         """An event of kazoo: set while there is a connection."""
         self._was_connected = False
         self._is_closed = False
+        self._limits = threading.local()
+        """`answer_s`: the limit of `limit_answers` for one thread."""
+        self._server: tuple[Any, ...] = ()
+        """The server of the last attempt to connect: name, address and port."""
+        self._connections = 0
+        """Number of connections that were made."""
         self.negotiated_ms = 0
         """The length of the session that the servers have granted; 0 before the first connection."""
 
@@ -73,15 +84,22 @@ class ZooKeeperSession:
     def answer(self, result: Any) -> Any:
         """Return the answer to a call of one of kazoo's asynchronous methods.
 
+        If the answer does not arrive in time, the connection is closed, so that the next call uses another server.
+
         Raises AnswerLost; StoreUnavailable if the session has ended, so that the call was not executed; StoreFailed if
         Tidelog has no permission; and the other errors of ZooKeeper unchanged.
         """
         from kazoo import exceptions
         from kazoo.handlers.threading import KazooTimeoutError
 
+        connections = self._connections
         try:
-            return result.get(timeout=ANSWER_TIMEOUT_S)
-        except (exceptions.ConnectionLoss, exceptions.OperationTimeoutError, KazooTimeoutError):
+            return result.get(timeout=min(ANSWER_TIMEOUT_S, getattr(self._limits, "answer_s", ANSWER_TIMEOUT_S)))
+        except KazooTimeoutError:
+            if connections == self._connections:
+                self._leave_server()
+            raise AnswerLost(f"{self._url} has not answered") from None
+        except (exceptions.ConnectionLoss, exceptions.OperationTimeoutError):
             raise AnswerLost(f"{self._url} has not answered") from None
         except (exceptions.SessionExpiredError, exceptions.ConnectionClosedError) as error:
             raise StoreUnavailable(f"{self._url}: the session has ended ({error!r})") from None
@@ -89,6 +107,18 @@ class ZooKeeperSession:
             raise StoreFailed(
                 f"{self._url}: no permission ({error!r}): Tidelog uses ZooKeeper without a user"
             ) from None
+
+    def limit_answers(self, limit_s: float) -> None:
+        """Let each later call on this thread wait for its answer for at most `limit_s` seconds."""
+        self._limits.answer_s = limit_s
+
+    def _leave_server(self) -> None:
+        """Close the connection; kazoo then connects to another server. kazoo has no public API for it."""
+        client = self._client
+        stream = client._connection._socket if client is not None else None
+        if stream is not None:
+            with suppress(OSError):  # kazoo may have closed it already
+                stream.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """End the session: its ephemeral nodes are deleted at once."""
@@ -116,6 +146,7 @@ class ZooKeeperSession:
         self._connected = client.handler.event_object()
         client.add_listener(self._on_state)
         self._learn_length(client._connection)
+        self._try_other_servers_first(client._connection)
         self._client = client
         client.start_async()
 
@@ -124,11 +155,20 @@ class ZooKeeperSession:
         connect = connection._connect
 
         def connect_and_learn(*arguments: Any) -> Any:
+            self._server = arguments
             read_timeout_ms, connect_timeout_ms = connect(*arguments)
+            self._connections += 1
             self.negotiated_ms = int(read_timeout_ms * 3 / 2)  # kazoo's timeout of reads is two thirds of the session
             return read_timeout_ms, connect_timeout_ms
 
         connection._connect = connect_and_learn
+
+    def _try_other_servers_first(self, connection: Any) -> None:
+        """Let kazoo try the server of the last connection last, since an attempt to connect to a hung server takes some
+        seconds. The order of the other servers is random. kazoo has no public API for it.
+        """
+        expand = connection._expand_client_hosts
+        connection._expand_client_hosts = lambda: sorted(expand(), key=self._server.__eq__)
 
     def _on_state(self, state: str) -> None:
         """Note a change of the connection's state. kazoo calls this method on its own thread. If the connection is

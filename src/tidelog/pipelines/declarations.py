@@ -102,7 +102,7 @@ class Pipeline:
     """Interval of micro-batches, as in `5 seconds`."""
     output_mode: str = "append"
     dead_letters: str | None = None
-    """Topic of the records that cannot be parsed. None: such a record stops the pipeline."""
+    """Topic of the records of topics that cannot be parsed. None: such a record stops the pipeline."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Spark's settings for the session of this pipeline."""
 
@@ -135,6 +135,15 @@ class PipelineError(Exception):
 
 class TemporaryError(PipelineError):
     """A pipeline cannot run now, for example because a server does not answer. Another attempt may succeed."""
+
+
+def refused_begin(subject: str, accepted: str, context: SourceContext) -> PipelineError:
+    """Return the error of a source that cannot begin at `context.begin`. `accepted` says where it can begin."""
+    return PipelineError(
+        f"{subject}: {accepted}: leave out --from. A topic can begin elsewhere by its declaration, as in topic(...,"
+        " begin='latest'). If an earlier run or replay had --from, forget it with: tidelog pipeline reset"
+        f" {context.pipeline}"
+    )
 
 
 def pipeline(

@@ -12,6 +12,11 @@ TRACEBACK = re.compile(
     r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(?:[\w.<>]+\.)?(\w+)(?:: (.+))?$", re.MULTILINE
 )
 """A Python traceback: indented lines, and after them the name and the text of the error, whatever its name is."""
+MALFORMED_LINE = re.compile(
+    r"reading file (?P<file>[^\n]+?)\.\s+SQLSTATE.*?\[MALFORMED_RECORD_IN_PARSING(?P<rest>.*)", re.DOTALL
+)
+"""Spark's error for a file of JSON or CSV with a line that does not fit the schema."""
+CAUSED_BY = re.compile(r"^Caused by: [\w.$]+: (.+?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
 NO_SESSION = "[SESSION_OR_CONTEXT_NOT_EXISTS]"
 NO_SESSION_HINT = (
     "a function that runs in Spark's workers has no Spark session, so StructType.fromDDL and the functions of"
@@ -26,6 +31,13 @@ def cause_text(error: BaseException) -> str:
     text = str(error)
     if raised := RAISED.search(text):
         return raised[1].strip()
+    if malformed := MALFORMED_LINE.search(text):
+        causes = CAUSED_BY.findall(malformed["rest"])
+        detail = f": {causes[-1].strip()}" if causes else ""
+        return (
+            f"{malformed['file']}: a line is malformed{detail}. Correct the file, or let Spark make such lines rows of"
+            ' nulls: file(..., options={"mode": "PERMISSIVE"})'
+        )
     python_errors = TRACEBACK.findall(text) or PYTHON_ERROR.findall(text)
     if python_errors:
         name, message = python_errors[-1]
@@ -45,7 +57,8 @@ def is_permanent(error: BaseException) -> bool:
     """Return whether another attempt would fail in the same way."""
     if isinstance(error, TemporaryError):
         return False
-    return isinstance(error, PipelineError) or RAISED.search(str(error)) is not None
+    text = str(error)
+    return isinstance(error, PipelineError) or bool(RAISED.search(text) or MALFORMED_LINE.search(text))
 
 
 def as_exception(error: BaseException) -> Exception:

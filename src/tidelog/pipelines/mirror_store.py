@@ -1,12 +1,15 @@
 """Store the offsets of a mirror in a compacted topic of the target cluster.
 
-The topic has one partition. Keys and values are JSON. There are three kinds of records:
+The topic has one partition. Keys and values are JSON. There are four kinds of records:
 
 - an entry, under ["entry", topic, partition, first source offset]: {"segments": [[source, target, count], ...],
   "target_end": ...}. See `mirror_offsets`. Topics are named as in the source cluster.
 - the plan, under ["plan"]: {"query": ..., "batch": ..., "partitions": [[topic, partition, end, [[first, length], ...]],
   ...]}: for each partition of a micro-batch, the end of the target's partition before the first attempt to write, and
-  the source offsets of the records.
+  the source offsets of the records. A plan that is too large for one record has "parts": ... instead of "partitions":
+  the number of its parts.
+- a part of a plan, under ["plan part", query, batch, number]: {"partitions": ...}, as above. The plan is stored after
+  its parts, so it counts only if all of them are stored. The parts of earlier plans are removed afterwards.
 - the position, under ["position"]: {"query": ..., "batch": ...}, the last micro-batch whose entries are stored.
 
 For each micro-batch, the plan is stored first. Then the records are committed. Then the entries and the position are
@@ -16,8 +19,8 @@ if the records were committed by the earlier attempt.
 
 import json
 import threading
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from tidelog.client.operations import EARLIEST, LATEST, READ_UNCOMMITTED
 from tidelog.model.ids import TopicPartition
@@ -32,6 +35,11 @@ TOPIC_PREFIX = "mirror-offsets."
 """Prefix of the names of topics that store offsets. A mirror never copies such a topic."""
 POSITION_KEY = b'["position"]'
 PLAN_KEY = b'["plan"]'
+PART_KIND = "plan part"
+PART_RUNS_MAX = 10_000
+"""Upper bound on the runs of one part of a plan, so that a part fits into one record of the mirror's topic."""
+PARTITION_RUNS = 12
+"""The size of a partition in a plan, with the name of its topic, compared with the size of a run."""
 REQUEST_BYTES = 512 << 10
 """Limit of the records of one request, in bytes before compression. A single larger record is sent on its own."""
 
@@ -59,6 +67,8 @@ class MirrorStore:
         self._partition = TopicPartition(self.topic, 0)
         self.position: Position | None = None
         self.plan: Plan | None = None
+        self._part_keys: set[bytes] = set()
+        """Keys of the stored parts of plans."""
         self.offsets: dict[TopicPartition, PartitionOffsets] = {}
         self.lock = threading.Lock()
         """Held while `offsets` is changed. A thread that moves groups holds it while it translates an offset."""
@@ -87,18 +97,16 @@ class MirrorStore:
 
     def _decode(self, values: Mapping[bytes, bytes]) -> None:
         entries: dict[TopicPartition, list[Entry]] = {}
+        self._part_keys = {key for key in values if json.loads(key)[:1] == [PART_KIND]}
         for key, value in values.items():
             document = json.loads(value)
             if key == POSITION_KEY:
                 self.position = Position(str(document["query"]), int(document["batch"]))
                 continue
             if key == PLAN_KEY:
-                ends, runs = {}, {}
-                for topic, number, end, pairs in document["partitions"]:
-                    tp = TopicPartition(str(topic), int(number))
-                    ends[tp] = int(end)
-                    runs[tp] = [Run(int(first), int(length)) for first, length in pairs]
-                self.plan = Plan(Position(str(document["query"]), int(document["batch"])), ends, runs)
+                self.plan = _decoded_plan(document, values)
+                continue
+            if key in self._part_keys:
                 continue
             kind, topic, partition, _ = json.loads(key)
             if kind != "entry":
@@ -110,8 +118,20 @@ class MirrorStore:
             self.offsets = {tp: PartitionOffsets(each) for tp, each in entries.items()}
 
     def save_plan(self, plan: Plan) -> None:
-        partitions = [[tp.topic, tp.partition, end, plan.runs[tp]] for tp, end in plan.ends.items()]
-        self._write([(PLAN_KEY, _json({**plan.position._asdict(), "partitions": partitions}))])
+        parts = list(_parts_of(plan))
+        position = plan.position._asdict()
+        records: list[tuple[bytes, bytes | None]]
+        if len(parts) == 1:
+            records = [(PLAN_KEY, _json({**position, "partitions": parts[0]}))]
+        else:
+            records = [
+                (_part_key(plan.position, number), _json({"partitions": part})) for number, part in enumerate(parts)
+            ]
+            self._part_keys |= {key for key, _ in records}
+            records.append((PLAN_KEY, _json({**position, "parts": len(parts)})))
+        needed = {key for key, _ in records}
+        self._write([*records, *((key, None) for key in sorted(self._part_keys - needed))])
+        self._part_keys &= needed
         self.plan = plan
 
     def save(self, entries: Iterable[tuple[TopicPartition, Entry]], position: Position) -> None:
@@ -144,6 +164,45 @@ class MirrorStore:
 
     def _send(self, records: list[Record]) -> None:
         self._cluster.client.produce({self._partition: encode_batch(records, codec=Codec.GZIP)})
+
+
+def _parts_of(plan: Plan) -> Iterator[list[Any]]:
+    """Yield the partitions of a plan in parts, each of which fits into one record. There is at least one part."""
+    part: list[Any] = []
+    size = 0
+    for tp, end in plan.ends.items():
+        runs = plan.runs[tp]
+        begin = 0
+        while begin < max(1, len(runs)):
+            if size + PARTITION_RUNS >= PART_RUNS_MAX:
+                yield part
+                part, size = [], 0
+            chosen = runs[begin : begin + PART_RUNS_MAX - size - PARTITION_RUNS]
+            part.append([tp.topic, tp.partition, end, chosen])
+            size += PARTITION_RUNS + len(chosen)
+            begin += max(1, len(chosen))
+    yield part
+
+
+def _decoded_plan(document: Mapping[str, Any], values: Mapping[bytes, bytes]) -> Plan:
+    """Return a plan from its record. `values` contain its parts. Raises KeyError if one of them is missing."""
+    position = Position(str(document["query"]), int(document["batch"]))
+    if "parts" in document:
+        parts = [json.loads(values[_part_key(position, number)]) for number in range(int(document["parts"]))]
+    else:
+        parts = [document]
+    ends: dict[TopicPartition, int] = {}
+    runs: dict[TopicPartition, list[Run]] = {}
+    for part in parts:
+        for topic, number, end, pairs in part["partitions"]:
+            tp = TopicPartition(str(topic), int(number))
+            ends[tp] = int(end)
+            runs.setdefault(tp, []).extend(Run(int(first), int(length)) for first, length in pairs)
+    return Plan(position, ends, runs)
+
+
+def _part_key(position: Position, number: int) -> bytes:
+    return _json([PART_KIND, position.query, position.batch, number])
 
 
 def _key(partition: TopicPartition, entry: Entry) -> bytes:

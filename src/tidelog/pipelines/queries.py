@@ -299,8 +299,14 @@ def start_queries(
                 f"pipeline {pipeline.name}: dead letters need checkpoints in a directory that the driver can read, not"
                 f" {run.checkpoints}: use a mounted directory, or leave out dead_letters"
             )
+        if not letter_sources:
+            raise PipelineError(
+                f"pipeline {pipeline.name}: dead_letters is set, but no source supports it: only topic() with a format,"
+                " as in topic('sales', value=json(...)), puts records aside"
+            )
         ensure_topic(run.bootstrap, pipeline.dead_letters, DEAD_LETTER_PARTITIONS, {}, f"pipeline {pipeline.name}", "")
     results = results_of(pipeline, frames)
+    refuse_shared_pages(pipeline, results)
     letters_of_sink = _letters_of_sinks(pipeline, results, letter_loads, state, identity)
     running: list[RunningQuery] = []
     try:
@@ -437,3 +443,29 @@ def _start_query(
             raise
         raise PipelineError(f"pipeline {pipeline.name}, sink {query.status.sink}: {first_line(str(error))}") from error
     return query
+
+
+def refuse_shared_pages(pipeline: Pipeline, results: "Mapping[str, DataFrame]") -> None:
+    """Raise PipelineError if an `http()` source has several readers. Each reader removes pages from the staging
+    directory when its own micro-batch is committed, although another reader may still need them.
+
+    There is one reader for each sink, and for each use of the source in the DataFrame of a sink.
+    """
+    from tidelog.pipelines.sinks.http import Http
+    from tidelog.pipelines.sources.http import pages_alias
+
+    sources = {
+        pages_alias(each.staging): each for each in pipeline.sources.values() if isinstance(each, Http) and each.staging
+    }
+    plans = {sink: frame._jdf.queryExecution().analyzed().toString() for sink, frame in results.items() if sources}
+    for alias, source in sources.items():
+        counts = {sink: plan.count(alias) for sink, plan in plans.items() if alias in plan}
+        if sum(counts.values()) > 1:
+            sinks = list(counts)
+            readers = f"sink {sinks[0]} reads {source.describe()} twice"
+            if len(sinks) > 1:
+                readers = f"sinks {' and '.join(sinks)} both read {source.describe()}"
+            raise PipelineError(
+                f"pipeline {pipeline.name}: {readers}, and would remove pages from {source.staging} that are still"
+                " needed: write the records to one sink, for example a topic, and read this topic in another pipeline"
+            )

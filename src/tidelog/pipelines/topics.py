@@ -29,6 +29,8 @@ OFFSETS_PER_TRIGGER = 1_000_000
 """Default of maxOffsetsPerTrigger, the limit of offsets in a micro-batch. It limits the work that a failure repeats."""
 TASK_OPTIONS = {"maxpartitions", "minpartitions", "maxrecordsperpartition"}
 """Options of the Spark source that determine the number of tasks, in lower case."""
+STARTING_OPTIONS = {"startingoffsets", "startingoffsetsbytimestamp", "startingtimestamp"}
+"""Options of the Spark source that say where a query begins, in lower case."""
 DECODED = "decoded"
 """Column with the result of decoding. It exists until records that cannot be parsed are separated from the others."""
 
@@ -180,7 +182,10 @@ class Topic:
             options["maxOffsetsPerTrigger"] = str(OFFSETS_PER_TRIGGER)
             if self.group is not None:
                 options["groupId"] = self.group
-        return options | dict(self.options)
+        # --from overrides the declaration.
+        is_overridden = context.begin is not None
+        declared = {k: v for k, v in self.options.items() if not is_overridden or k.lower() not in STARTING_OPTIONS}
+        return options | declared
 
     # The sink
 
@@ -356,6 +361,9 @@ def topic(
             raise PipelineError(f"{subject}: {each!r} is not a topic's name")
     if isinstance(begin, str) and begin not in ("earliest", "latest"):
         raise PipelineError(f"{subject}: begin {begin!r} must be 'earliest', 'latest' or milliseconds since the epoch")
+    starting = [each for each in options or {} if str(each).lower() in STARTING_OPTIONS]
+    if begin is not None and starting:
+        raise PipelineError(f"{subject}: begin and the option {starting[0]} both say where to begin: leave out one")
     if value is not None and not (
         callable(getattr(value, "decode", None)) and callable(getattr(value, "encode", None))
     ):

@@ -174,6 +174,7 @@ class Compaction:
         log = partition.log
         self._cleaned_partition, self._cut_during_pass = partition, False
         try:
+            await self._write_snapshot(partition, log, candidate)
             last_report = await self._run_pass(partition, log, candidate, groups)
         except PassAbandoned as reason:
             logger.info("log cleaning abandoned partition=%s reason=%s", log.topic_partition, reason)
@@ -217,6 +218,20 @@ class Compaction:
             )
             self._clean_offsets[partition] = last_report.end_offset
             await self._write_clean_offsets()
+
+    async def _write_snapshot(self, partition: "Partition", log: "PartitionLog", candidate: CleanablePart) -> None:
+        """Make a producer snapshot durable that includes the batches which the pass may remove.
+
+        Otherwise a restart would replay the compacted batches after an older snapshot. If the marker of a transaction
+        is no longer among them, the transaction would stay open forever. Raises PassAbandoned.
+        """
+        if log.lacks_snapshot(candidate.end_offset):
+            await self._partitions.flusher.write_snapshots(partition)
+            if not self._may_be_cleaned(partition) or log is not partition.log or self._cut_during_pass:
+                raise PassAbandoned("it has changed")
+            if log.lacks_snapshot(candidate.end_offset):
+                partition.mark_dirty()
+                raise PassAbandoned("the snapshot of its producers could not be written")
 
     async def _remove_cleaned_files(self, log: "PartitionLog") -> None:
         """Remove the files that the pass has written and has not swapped in. On a full disk they would occupy

@@ -75,7 +75,16 @@ two cuts are usual. More are needed only if the two brokers have led the partiti
 class _Followed:
     """One partition of a fetcher, from `follow` to `unfollow`."""
 
-    __slots__ = ("has_failed", "key", "leader_epoch", "log_changes", "next_pause_s", "partition", "timer")
+    __slots__ = (
+        "has_failed",
+        "is_changing_log",
+        "key",
+        "leader_epoch",
+        "log_changes",
+        "next_pause_s",
+        "partition",
+        "timer",
+    )
 
     def __init__(self, partition: "FollowedPartition", leader_epoch: int) -> None:
         self.partition = partition
@@ -85,6 +94,8 @@ class _Followed:
         """Whether a failure was logged after the last answer that was appended. Further failures are not logged."""
         self.next_pause_s = FIRST_PAUSE_S
         """Pause after the next error of LEADER_IS_BEHIND, in seconds."""
+        self.is_changing_log = False
+        """Whether the log is being cut or made empty, so that no request may name the partition."""
         self.log_changes = 0
         """Number of times that the log was cut or made empty since the last answer that was appended."""
         self.timer: TimerHandle | None = None
@@ -162,7 +173,10 @@ class Fetcher:
         followed = _Followed(partition, leader_epoch)
         earlier = self._followed.get(followed.key)
         if earlier is not None and earlier.leader_epoch == leader_epoch:
-            followed.log_changes = earlier.log_changes  # the end of a cut may be the reason for this call
+            if earlier.partition is partition and earlier.is_changing_log:
+                # The end of a cut may be the reason for this call. `_change_log` then decides when to fetch again.
+                return
+            followed.log_changes = earlier.log_changes
         self.unfollow(partition)
         self._followed[followed.key] = followed
         self._fetch_when_synced(followed)
@@ -411,15 +425,18 @@ class Fetcher:
         if not self._is_current(followed):
             return
         data.records = bytes(data.records)  # type: ignore[arg-type]  # the next answer may overwrite the buffer
+        followed.is_changing_log = True
         try:
             await partition.restart_at(first_offset, followed.leader_epoch)
         except ApiError as error:
             self._change_failed(followed, error)
             return
+        finally:
+            followed.is_changing_log = False
         current = self._followed.get(followed.key)
         if current is None or current.leader_epoch != followed.leader_epoch:
             return
-        # The end of the restart may have caused a new call of `follow`, which put the partition into the session.
+        # Meanwhile, a new call of `follow` may have put the partition into the session.
         self._leave_session(current)
         self._append(current, data)
         if self._is_current(current) and current.timer is None:
@@ -492,16 +509,19 @@ class Fetcher:
     async def _change_log(self, followed: _Followed, change: Awaitable[None]) -> None:
         """Wait until the log has been cut or made empty, and fetch the partition again afterwards."""
         before = followed.position()
+        followed.is_changing_log = True
         try:
             await change
         except ApiError as error:
             self._change_failed(followed, error)
             return
+        finally:
+            followed.is_changing_log = False
         if not self._is_current(followed):
             return
         followed.log_changes += 1
         if followed.position() != before and followed.log_changes <= LOG_CHANGES_MAX:
-            self._fetch_when_allowed(followed)
+            self._fetch_when_synced(followed)
         else:
             reason = f"after {followed.log_changes} cuts its log still differs from the log of broker {self._leader_id}"
             self._fetch_after_failure(followed, CorruptMessage(reason))

@@ -34,6 +34,12 @@ class _FetcherKey(NamedTuple):
     number: int
 
 
+class _Followed(NamedTuple):
+    fetcher: Fetcher
+    replica: FollowedReplica
+    leader_epoch: int
+
+
 class Fetchers:
     """Fetches each followed partition from its leader. All methods are called on the event loop."""
 
@@ -58,7 +64,7 @@ class Fetchers:
         self._fetchers_per_leader = fetchers_per_leader
         self._throttle = throttle
         self._fetchers: dict[_FetcherKey, Fetcher] = {}
-        self._followed: dict[Partition, tuple[Fetcher, FollowedReplica]] = {}
+        self._followed: dict[Partition, _Followed] = {}
         self._waiting: dict[Partition, FetchFrom] = {}
         """Partitions to follow when `start` is called, or when the address of their leader becomes known."""
         self._stop_tasks: dict[asyncio.Task[None], None] = {}
@@ -82,25 +88,30 @@ class Fetchers:
         """Fetch the partition from its leader, in its leader epoch."""
         if self._stopped:
             return
-        self.unfollow(partition)
-        if not self._started:
-            self._waiting[partition] = effect
+        fetcher = None
+        if self._started:
+            number = (crc32(partition.topic.encode()) + partition.index) % max(self._fetchers_per_leader(), 1)
+            fetcher = self._fetcher(_FetcherKey(effect.leader, number))
+        earlier = self._followed.get(partition)
+        if earlier is not None and earlier.fetcher is fetcher and earlier.leader_epoch == effect.leader_epoch:
+            # This call is made after each cut of the log. The fetcher counts the cuts, so it must not forget the
+            # partition here.
+            earlier.fetcher.follow(earlier.replica, effect.leader_epoch)
             return
-        number = (crc32(partition.topic.encode()) + partition.index) % max(self._fetchers_per_leader(), 1)
-        fetcher = self._fetcher(_FetcherKey(effect.leader, number))
+        self.unfollow(partition)
         if fetcher is None:
             self._waiting[partition] = effect
             return
         replica = FollowedReplica(partition, self._partitions, self._following_ended)
-        self._followed[partition] = fetcher, replica
+        self._followed[partition] = _Followed(fetcher, replica, effect.leader_epoch)
         fetcher.follow(replica, effect.leader_epoch)
 
     def unfollow(self, partition: "Partition") -> None:
         """Stop fetching the partition. From now on, no answer changes its log. Nothing happens if it is not fetched."""
         self._waiting.pop(partition, None)
-        fetcher, replica = self._followed.pop(partition, (None, None))
-        if fetcher is not None and replica is not None:
-            fetcher.unfollow(replica)
+        followed = self._followed.pop(partition, None)
+        if followed is not None:
+            followed.fetcher.unfollow(followed.replica)
 
     def _fetcher(self, key: _FetcherKey) -> Fetcher | None:
         fetcher = self._fetchers.get(key)
@@ -140,8 +151,8 @@ class Fetchers:
             if key.leader in broker_ids:
                 fetcher = self._fetchers[key]
                 self._stop_fetcher(key)
-                for partition, (partition_fetcher, _) in list(self._followed.items()):
-                    if partition_fetcher is fetcher:
+                for partition, followed in list(self._followed.items()):
+                    if followed.fetcher is fetcher:
                         self._follow_again(partition)
         self._follow_waiting()
 

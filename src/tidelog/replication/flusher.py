@@ -146,7 +146,10 @@ class Flusher:
                 self._each_interval()
             dirty = [] if self._stopped else list(self.dirty)
             for partition, end_offset in [(p, p.log.log_end_offset) for p in dirty if _is_due(p)]:
-                await self.flush_to(partition, end_offset)
+                if partition.log.recovery_point < end_offset:
+                    await self.flush_to(partition, end_offset)
+                else:
+                    await self.write_snapshots(partition)
             if dirty or self._checkpoint_is_due:
                 self._checkpoint_is_due = True
                 write = self._checkpoint(dirty)
@@ -178,6 +181,20 @@ class Flusher:
                 await self._sync([partition], "")
                 return
             await asyncio.wait([running_sync])
+
+    async def write_snapshots(self, partition: "Partition") -> None:
+        """Write the partition's producer snapshots that are due, even if all records are durable.
+
+        A failure takes the partition offline. If the disk is full or no file descriptor is free, the interval flush
+        tries again.
+        """
+        while not self._stopped and partition.log.has_unsynced_segments and _may_sync(partition):
+            if partition not in self._syncing:
+                await self._sync([partition], "")
+                return
+            await asyncio.wait([self._syncing[partition]])
+        if partition in self._syncing:  # this sync writes the snapshots
+            await asyncio.wait([self._syncing[partition]])
 
     async def sync_to_ends(self, partitions: "Iterable[Partition]") -> None:
         """Sync the logs of these partitions together, up to their current ends. Partitions that are deleted or go
@@ -264,7 +281,8 @@ class Flusher:
 def _is_due(partition: "Partition") -> bool:
     """Return whether the interval flush syncs the partition.
 
-    With `durability=os` it syncs only complete segments that were not synced before.
+    With `durability=os` it syncs only complete segments that were not synced before, and writes their producer
+    snapshots.
     """
     log = partition.log
     return log.unflushed and (partition.config.durability != "os" or log.has_unsynced_segments)

@@ -30,6 +30,7 @@ from tidelog.log.future_logs import (
     retire_log,
 )
 from tidelog.log.leader_epochs import LeaderEpochs
+from tidelog.log.producer_snapshot import decode_snapshot, encode_snapshot
 from tidelog.log.segment import TEMPORARY_ERRORS
 from tidelog.replication.descriptor_retry import RETRY_S, lacks_descriptor, retry_without_descriptor
 from tidelog.replication.flusher import CHECKPOINTS_LANE
@@ -335,7 +336,12 @@ class Moves:
             self._check(move)
             _copy_rest(old, future_log, runtime.clock.now_ms())
             future_log.delete_before(old.log_start_offset)
-            args = (runtime.disk, source, move.target, future_log, runtime.clock.now_ms())
+            # Both logs have the same end now. The copy also gets the state that cannot be derived from its batches:
+            # producers whose batches were deleted, and epochs without batches. They become durable with the copy.
+            future_log.epochs = LeaderEpochs(old.epochs.entries())
+            future_log.epochs.dirty = True
+            producers = encode_snapshot(old.producers)
+            args = (runtime.disk, source, move.target, future_log, producers, runtime.clock.now_ms())
             new = await runtime.tasks.run_blocking(_finish_copy, *args, lane=CHECKPOINTS_LANE)
             move.path = new.directory
             move.future_log = new
@@ -390,9 +396,7 @@ class Moves:
 
     def _switch(self, move: Move, old: "PartitionLog", new: "PartitionLog") -> None:
         """Make the copy the partition's log, within one turn of the loop."""
-        # This state cannot be derived from the copied batches: producers whose batches were deleted, and epochs
-        # without batches.
-        new.producers = old.producers
+        new.producers = old.producers  # with the last five batches of each producer, which a snapshot does not have
         new.epochs = LeaderEpochs(old.epochs.entries())
         new.epochs.dirty = True
         new.delete_before(old.log_start_offset)
@@ -435,9 +439,17 @@ def _copy_rest(old: "PartitionLog", copy: "PartitionLog", now_ms: int) -> None:
 
 
 def _finish_copy(
-    disk: "Disk", source: "DataDirectory", target: "DataDirectory", copy: "PartitionLog", now_ms: int
+    disk: "Disk",
+    source: "DataDirectory",
+    target: "DataDirectory",
+    copy: "PartitionLog",
+    producers: bytes,
+    now_ms: int,
 ) -> "PartitionLog":
-    """Make the copy durable and rename it; return the log under its new name."""
+    """Make the copy durable, with the `producers` of this snapshot, and rename it; return the log under its new
+    name.
+    """
+    copy.producers.restore(decode_snapshot(producers))
     copy.settle()
     copy.close(clean=True)
     if copy.failure is not None:

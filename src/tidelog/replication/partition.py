@@ -215,7 +215,7 @@ class Partition:
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, MarksMoved):
             if not self.replica.is_alone:
-                self._mark_dirty()  # the flusher checkpoints the high watermark
+                self.mark_dirty()  # the flusher checkpoints the high watermark
             self._answer()
         elif isinstance(effect, FailWaiters):
             if self._queue is not None:
@@ -298,6 +298,8 @@ class Partition:
                 self.fail()
             else:
                 self.appends_refused = True
+                if self.log.unflushed:
+                    self.mark_dirty()  # a new segment may have begun: its producer snapshot is due
                 self._shared.full_directories.note_refusal(self.log.directory.rpartition("/")[0], header.size, error)
                 if self._shared.on_refused_append is not None:
                     self._shared.on_refused_append(self, error)
@@ -307,7 +309,7 @@ class Partition:
             self._shared.full_directories.note_append(self.log.directory.rpartition("/")[0], header.size)
         if appended.next_offset > replica.high_watermark:
             if not self.in_dirty_set:
-                self._mark_dirty()
+                self.mark_dirty()
             if self._requires_sync:
                 replica.appended(self.log.log_end_offset)
                 self._flusher.request(self)
@@ -333,7 +335,7 @@ class Partition:
     def monotonic_ms(self) -> int:
         return int(self._monotonic() * 1000)
 
-    def _mark_dirty(self) -> None:
+    def mark_dirty(self) -> None:
         if not self.in_dirty_set:
             self.in_dirty_set = True
             self._flusher.dirty[self] = None
@@ -358,11 +360,13 @@ class Partition:
                 self.fail()
             else:
                 self.appends_refused = True
+                if log.unflushed:
+                    self.mark_dirty()
                 self._shared.full_directories.note_refusal(directory, len(data), error)
             raise
         finally:
             if log.log_end_offset > end_before:
-                self._mark_dirty()
+                self.mark_dirty()
                 self.step(LogAppended(log.log_end_offset, not self._requires_sync))
                 log.producers.forget_replicated(replica.high_watermark)
         if self.appends_refused:
@@ -461,7 +465,7 @@ class Partition:
             self._thawing = None
         self.configure(self.config)
         if self.log.unflushed:
-            self._mark_dirty()
+            self.mark_dirty()
         if self._requires_sync and self.log.failure is None and self.log.log_end_offset > self.replica.local_mark:
             self._flusher.request(self)
 

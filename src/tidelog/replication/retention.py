@@ -94,9 +94,17 @@ class RetentionPasses:
                     self._time_searches[partition] = self._runtime.tasks.spawn(search, name="record-times")
             if partition.deleted or partition.frozen or log is not partition.log or log.failure is not None:
                 return None
+            if log.retention_needs_flush(now_ms, partition.high_watermark):
+                await self._partitions.flusher.write_snapshots(partition)
+                if log is not partition.log:
+                    return None
+                if log.failure is not None or partition.deleted or partition.frozen:
+                    return None
             if log.apply_retention(now_ms, partition.high_watermark):
                 self._partitions.update_offsets(partition)
                 partition.notify_followers()
+            if log.unflushed:
+                partition.mark_dirty()  # for example because retention began a new segment
             return log.removal(now_ms)
         except Exception as error:
             if partition.frozen or log is not partition.log or (age_search is not None and age_search.is_outdated):

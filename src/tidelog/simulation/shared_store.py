@@ -209,6 +209,9 @@ class StoreHandle:
     async def held_leases(self, prefix: str) -> list[Lease]:
         return await self._call(self._store.leases.held, prefix)
 
+    async def discard_history(self) -> None:
+        """Do nothing: the store retains no old values."""
+
     async def wait_for_write(self, limit_s: float) -> None:
         await self._runtime.tasks.sleep(limit_s)
 

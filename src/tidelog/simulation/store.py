@@ -92,6 +92,9 @@ class SimStore:
     async def held_leases(self, prefix: str) -> list[Lease]:
         return await self._run(self._leases.held, prefix)
 
+    async def discard_history(self) -> None:
+        """Do nothing: the store retains no old values."""
+
     async def wait_for_write(self, limit_s: float) -> None:
         await self._tasks.sleep(limit_s)
 

@@ -126,6 +126,46 @@ def test_the_cache_is_bounded_and_only_stale_sessions_make_room(sessions: FetchS
     sessions.context(asking(2, first.session_id), VERSION)
 
 
+def test_a_follower_always_gets_a_session_and_no_consumer_ends_it(clock: Clock) -> None:
+    sessions = FetchSessions(clock, random.Random(1), sessions_max=3)
+    consumers = [sessions.context(asking(0, a=0), VERSION).session_id for _ in range(3)]
+    clock.now_s = 1.0
+    follower = sessions.context(asking(0, a=0), VERSION, of_follower=True).session_id
+    assert follower > 0
+    assert len(sessions) == 3
+    with pytest.raises(FetchSessionIdNotFound):
+        sessions.context(asking(1, consumers[0]), VERSION)  # the least recently used one
+    clock.now_s = 1000.0
+    newer = [sessions.context(asking(0, a=0), VERSION).session_id for _ in range(3)]
+    assert [session_id > 0 for session_id in newer] == [True, True, False]
+    assert sessions.context(asking(1, follower), VERSION, of_follower=True).incremental
+    more = [sessions.context(asking(0, a=0), VERSION, of_follower=True).session_id for _ in range(4)]
+    assert all(more), "more followers than the limit"
+    assert sessions.context(asking(0, a=0), VERSION).session_id == 0
+    clock.now_s = 1121.0
+    for session_id in more[1:]:
+        sessions.context(asking(1, session_id), VERSION, of_follower=True)
+    assert sessions.context(asking(0, a=0), VERSION, of_follower=True).session_id > 0
+    with pytest.raises(FetchSessionIdNotFound):
+        sessions.context(asking(2, follower), VERSION, of_follower=True)  # this follower has ended
+    assert len(sessions) == 4
+
+
+@pytest.mark.parametrize("sessions_max", [0, 9])
+def test_the_partitions_of_followers_have_precedence(clock: Clock, sessions_max: int) -> None:
+    sessions = FetchSessions(clock, random.Random(1), sessions_max=sessions_max, partitions_max=4)
+    consumer = sessions.context(asking(0, a=0), VERSION).session_id
+    follower = sessions.context(asking(0, a=0, b=0, c=0), VERSION, of_follower=True).session_id
+    assert follower > 0
+    assert len(sessions) == (2 if sessions_max else 1)
+    assert sessions.context(asking(1, follower, d=0), VERSION, of_follower=True).incremental
+    assert len(sessions) == 1
+    with pytest.raises(FetchSessionIdNotFound):
+        sessions.context(asking(1, consumer), VERSION)
+    assert sessions.context(asking(2, follower, e=0), VERSION, of_follower=True).incremental
+    assert sessions.context(asking(0, a=0), VERSION).session_id == 0
+
+
 def test_a_session_may_begin_without_partitions(sessions: FetchSessions) -> None:
     assert sessions.context(asking(0), VERSION).session_id > 0
 

@@ -270,6 +270,16 @@ def test_sessions_of_followers(partitions: int) -> None:
     run(scenario, partitions)
 
 
+def test_a_follower_gets_a_session_although_consumers_use_all() -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.switch_on()
+        consumer = await stage.ask(0, session_epoch=0, broker=-1, epoch=-1)
+        assert consumer.session_id > 0
+        assert (await stage.ask(0, session_epoch=0)).session_id > 0
+
+    run(scenario, **{"max.incremental.fetch.session.cache.slots": "1"})
+
+
 def test_the_leader_says_where_logs_differ_and_checks_epochs() -> None:
     async def scenario(stage: Stage) -> None:
         stage.switch_on()

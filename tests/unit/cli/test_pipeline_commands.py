@@ -28,6 +28,37 @@ def test_a_new_pipeline_can_be_listed(tmp_path: Path, capsys: pytest.CaptureFixt
     assert run(["pipeline", "new", "../x"]) == 2
 
 
+def test_a_list_shows_no_secret_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.py").write_text(
+        """
+from tidelog.pipelines import pipeline, topic
+SETTINGS = {
+    "spark.hadoop.fs.s3a.access.key": "hunter2-id",
+    "spark.hadoop.fs.s3a.secret.key": "hunter2-key",
+    "spark.hadoop.fs.azure.account.key.store": "hunter2-azure",
+    "spark.hadoop.proxy": "http://me:hunter2@proxy:1/",
+    "spark.hadoop.other": "contains hunter2-key",
+    "spark.sql.shuffle.partitions": "8",
+}
+@pipeline(source=topic("a"), sink=topic("b"), settings=SETTINGS)
+def copy(records):
+    return records
+"""
+    )
+    assert run(["pipeline", "list", str(tmp_path / "a.py"), "--json"]) == 0
+    shown = capsys.readouterr().out
+    assert "hunter2" not in shown
+    (document,) = json.loads(shown)
+    assert document["settings"] == {
+        "spark.hadoop.fs.s3a.access.key": "***",
+        "spark.hadoop.fs.s3a.secret.key": "***",
+        "spark.hadoop.fs.azure.account.key.store": "***",
+        "spark.hadoop.proxy": "http://***@proxy:1/",
+        "spark.hadoop.other": "contains ***",
+        "spark.sql.shuffle.partitions": "8",
+    }
+
+
 def test_help_and_list_do_not_import_pyspark(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("from tidelog.pipelines import pipeline, topic\n@pipeline(source=topic('a'),\n")
     with open(tmp_path / "a.py", "a") as file:

@@ -99,11 +99,12 @@ WRITTEN: list[tuple[JournalRecord, str]] = [
     (ProducerIdsAllocated(1, 2000), '{"kind":"producer-ids","broker_id":1,"next_id":2000}'),
     (
         BrokerRegistered(
-            1, 5, "run", (Endpoint("P", "h", 1),), None, True, True, "boot", (DIRECTORY,), {"group.version": (0, 1)}
+            1, 5, "run", (Endpoint("P", "h", 1),), None, True, True, "boot", (DIRECTORY,), {"group.version": (0, 1)},
+            3, True,
         ),
         '{"kind":"broker","broker_id":1,"epoch":5,"incarnation":"run","endpoints":[["P","h",1,"PLAINTEXT"]],"rack":null,'
         f'"fenced":true,"in_controlled_shutdown":true,"boot_id":"boot","directories":["{ONE}"],'
-        '"features":{"group.version":[0,1]}}',
+        '"features":{"group.version":[0,1]},"records_epoch":3,"records_synced":true}',
     ),
     (
         TopicCreated(

@@ -15,6 +15,7 @@ from tidelog.metadata.registration import (
     Heartbeat,
     HeartbeatReply,
     Registration,
+    fence_broker,
     heartbeat,
     register_broker,
     unregister_broker,
@@ -79,6 +80,32 @@ def test_the_same_run_may_register_with_other_addresses_and_keeps_its_epoch_and_
     assert life.register(1, "run", other_run_has_lease=True, endpoints=moved) == before.epoch
     assert life.image.brokers[1] == before._replace(endpoints=moved)
     assert life.image.is_active(1)
+
+
+def test_a_registration_says_whose_records_the_directories_have_until_the_broker_is_unfenced() -> None:
+    life = JournalLife()
+    first = life.register(1)
+    assert (life.image.brokers[1].records_epoch, life.image.brokers[1].records_synced) == (-1, False)
+    life.register(1, "second", previous_epoch=first, is_synced=True)
+    life.register(1, "third", previous_epoch=first)
+    found = life.image.brokers[1]
+    assert (found.records_epoch, found.records_synced) == (first, True)
+    life.check_replay()  # also from a snapshot
+    # The same run sends its registration again, with other addresses.
+    life.register(1, "third", previous_epoch=first, endpoints=(Endpoint("PLAINTEXT", "elsewhere", 9092),))
+    assert life.image.brokers[1].records_epoch == first
+    life.beat(1)
+    life.decide(fence_broker(life.image, 1, "third", life.config))
+    assert life.image.brokers[1].fenced
+    assert (life.image.brokers[1].records_epoch, life.image.brokers[1].records_synced) == (-1, False)
+    life.check_replay()
+
+
+def test_after_an_unclean_stop_only_the_new_epoch_counts() -> None:
+    life = JournalLife()
+    first = life.register(1)
+    life.register(1, previous_epoch=first, boot_id="other")
+    assert life.image.brokers[1].records_epoch == -1
 
 
 def test_a_broker_that_is_shutting_down_is_not_unfenced() -> None:

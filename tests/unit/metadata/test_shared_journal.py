@@ -7,6 +7,7 @@ import pytest
 from metadata_harness.shared import LEASE_MS, SharedCluster, SharedNode, run_shared
 from tidelog.config.broker_config import BrokerConfig
 from tidelog.metadata import journal, link
+from tidelog.metadata.cluster_upkeep import DISCARD_S
 from tidelog.metadata.controller import NewTopic, TopicChoice
 from tidelog.metadata.publisher import MetadataCache
 from tidelog.metadata.records import (
@@ -54,6 +55,21 @@ def test_one_is_the_controller_and_all_follow(nodes: int) -> None:
         assert all(node.partitions.opened for node in cluster.nodes)
 
     run_shared(scenario, nodes=nodes)
+
+
+def test_only_the_controller_lets_the_store_discard_its_history() -> None:
+    """Renewals fill the history of some stores, also in a cluster whose metadata does not change."""
+
+    async def scenario(cluster: SharedCluster) -> None:
+        first = await cluster.controller()
+        await asyncio.sleep(3.5 * DISCARD_S)
+        assert [node.store.discards for node in cluster.nodes] == [4 * (node is first) for node in cluster.nodes]
+        await first.stop()
+        second = await cluster.controller()
+        await asyncio.sleep(1.5 * DISCARD_S)
+        assert (first.store.discards, second.store.discards) == (4, 2)
+
+    run_shared(scenario, nodes=2, virtual_s=10 * DISCARD_S)
 
 
 def test_every_brokers_requests_reach_the_controller() -> None:

@@ -71,6 +71,10 @@ def test_a_wrong_declaration_names_the_function_and_the_remedy(
         ({"name": "a", "partitions": 0}, "partitions must be at least 1"),
         ({"name": "a", "tombstones": "drop"}, "tombstones 'drop' must be"),
         ({"name": ["a", ""]}, "'' is not a topic's name"),
+        (
+            {"name": "a", "begin": "latest", "options": {"StartingTimestamp": 1}},
+            "begin and the option StartingTimestamp",
+        ),
     ],
 )
 def test_a_wrong_topic_is_refused(arguments: dict[str, Any], message: str) -> None:

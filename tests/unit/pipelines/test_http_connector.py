@@ -1,5 +1,6 @@
 """The HTTP sink and the HTTP source, with a server that fails on purpose."""
 
+import hashlib
 import json
 import threading
 from collections.abc import Iterator
@@ -14,9 +15,9 @@ pytest.importorskip("pyspark", reason="needs tidelog[spark]")
 
 import pyarrow as pa
 
-from tidelog.pipelines.declarations import PipelineError
+from tidelog.pipelines.declarations import PipelineError, TemporaryError
 from tidelog.pipelines.sinks.http import Http, Paging, http, send_rows
-from tidelog.pipelines.sources.http import Endpoint, HttpStreamReader
+from tidelog.pipelines.sources.http import Endpoint, HttpStreamReader, Staging
 
 
 class Server:
@@ -27,6 +28,8 @@ class Server:
         self.received: list[tuple[str, Any]] = []
         """Idempotency keys and bodies of accepted requests."""
         self.records: list[dict[str, int]] = []
+        self.reason = b"the reason"
+        """The body of an answer to a POST request."""
         self.location = ""
         """Where an answer with status 301 or 307 redirects."""
         self.page_size = 3
@@ -46,7 +49,7 @@ class Server:
                     self.wfile.write(b"garbage\r\n\r\n")
                     self.close_connection = True
                     return
-                self.answer(status, b"the reason")
+                self.answer(status, outer.reason)
 
             def do_GET(self) -> None:
                 status = outer.statuses.pop(0) if outer.statuses else 200
@@ -91,25 +94,44 @@ def texts(*numbers: int) -> list[pa.RecordBatch]:
     return [pa.RecordBatch.from_pydict({"body": [json.dumps({"id": n}) for n in numbers]})]
 
 
+def keyed(number: int, body: Any) -> tuple[str, Any]:
+    """A request as the server remembers it, with the key that it must have."""
+    text = json.dumps(body, separators=(",", ": ")).encode()
+    return f"query-7-0-{number}-{hashlib.sha256(text).hexdigest()[:16]}", body
+
+
 def test_rows_are_posted_with_keys(server: Server) -> None:
     sink = http(server.url)
     [result] = send_rows(iter(texts(1, 2, 3)), sink.request, 2, "query-7-0")
     assert result.to_pydict() == {"requests": [2]}
-    assert server.received == [("query-7-0-0", [{"id": 1}, {"id": 2}]), ("query-7-0-1", [{"id": 3}])]
-    list(send_rows(iter(texts(4)), sink.request, 1, "query-8-0"))
-    assert server.received[-1] == ("query-8-0-0", {"id": 4})
+    assert server.received == [keyed(0, [{"id": 1}, {"id": 2}]), keyed(1, [{"id": 3}])]
+    list(send_rows(iter(texts(4)), sink.request, 1, "query-7-0"))
+    assert server.received[-1] == keyed(0, {"id": 4})
 
 
 def test_a_repeated_request_has_the_same_key(server: Server) -> None:
     server.statuses = [503, 429, 409, 599]
-    list(send_rows(iter(texts(1)), http(server.url).request, 1, "k"))
-    assert server.received == [("k-0", {"id": 1}), ("k-0", {"id": 1})], "at least once"
+    list(send_rows(iter(texts(1)), http(server.url).request, 1, "query-7-0"))
+    assert server.received == [keyed(0, {"id": 1})] * 2, "at least once"
+
+
+def test_other_requests_for_the_same_rows_have_other_keys(server: Server) -> None:
+    """Between two attempts at a micro-batch, a restart may change rows_per_request or a filter. An endpoint that
+    remembers keys must not take the rows for those of the first attempt."""
+    sink = http(server.url)
+    server.statuses = [200, 400]
+    with pytest.raises(PipelineError):
+        list(send_rows(iter(texts(1, 2, 3)), sink.request, 1, "k"))
+    list(send_rows(iter(texts(1, 2, 3)), sink.request, 2, "k"))
+    handled = dict(reversed(server.received))  # the endpoint handles the first request with a key
+    rows = [row for body in handled.values() for row in (body if isinstance(body, list) else [body])]
+    assert {row["id"] for row in rows} == {1, 2, 3}
 
 
 def test_an_answer_that_is_not_http_is_a_failure_that_may_pass(server: Server) -> None:
     server.statuses = [598]
     list(send_rows(iter(texts(1)), http(server.url).request, 1, "k"))
-    assert server.received == [("k-0", {"id": 1})]
+    assert [body for _, body in server.received] == [{"id": 1}]
     server.statuses = [598, 598]
     with pytest.raises(PipelineError, match="POST failed after 2 attempts: garbage"):
         list(send_rows(iter(texts(1)), http(server.url, attempts=2).request, 1, "k"))
@@ -124,17 +146,38 @@ def test_a_read_has_no_key_and_is_not_repeated_after_a_conflict(server: Server) 
 def test_errors_name_the_endpoint_and_no_secret(server: Server) -> None:
     server.statuses = [400]
     with pytest.raises(
-        PipelineError, match=r"http://127\.0\.0\.1:\d+/things: POST failed after 1 attempts: status 400"
-    ):
+        PipelineError, match=r"http://127\.0\.0\.1:\d+/\*\*\*: POST failed after 1 attempts: status 400"
+    ) as refused:
         list(send_rows(iter(texts(1)), http(server.url).request, 1, "k"))
+    assert not isinstance(refused.value, TemporaryError)
     server.statuses = [500] * 2
-    with pytest.raises(PipelineError, match="after 2 attempts: status 500") as raised:
+    with pytest.raises(TemporaryError, match="after 2 attempts: status 500") as raised:
         list(send_rows(iter(texts(1)), http(server.url, attempts=2).request, 1, "k"))
     assert "hunter2" not in str(raised.value)
     sink = http(server.url, headers={"Authorization": "hunter2"})
     assert "hunter2" not in repr(sink) + repr(sink.request)
-    with pytest.raises(PipelineError, match="does not begin with http"):
+    with pytest.raises(PipelineError, match="the URL does not begin with http"):
         http("ftp://host/x")
+
+
+@pytest.mark.parametrize("echo", ["/services/T024BE7LD/B0 24?x=1", "T024BE7LD", "services/T024BE7LD/B0%2024"])
+def test_the_path_of_a_url_is_not_shown(server: Server, echo: str) -> None:
+    """For a webhook, it is the secret. A server may repeat it in its answer."""
+    server.statuses, server.reason = [404], f"no {echo} here".encode()
+    sink = http(server.url.replace("/things", "/services/T024BE7LD/B0%2024"))
+    with pytest.raises(PipelineError, match=r"no .*here") as raised:
+        list(send_rows(iter(texts(1)), sink.request, 1, "k"))
+    for shown in (str(raised.value), repr(sink), repr(sink.request), sink.describe()):
+        assert "T024" not in shown
+        assert "B0" not in shown
+        assert "127.0.0.1" in shown or shown == repr(sink.request)
+    assert (
+        http("https://example.org").describe() == http("https://example.org/").describe() == "http https://example.org"
+    )
+    with pytest.raises(PipelineError, match="the URL does not begin with http") as raised:
+        http("htps://user:hunter2@host/T024BE7LD")
+    assert "T024" not in str(raised.value)
+    assert "hunter2" not in str(raised.value)
 
 
 @pytest.mark.parametrize("status", [301, 307])
@@ -199,6 +242,59 @@ def test_an_endpoint_is_read_once(server: Server, tmp_path: Path, paging: str) -
     assert rows == [12]
     with pytest.raises(PipelineError, match="page 1 is missing"):
         stream.partitions({"page": 0}, last)
+
+
+class TestEmptyPages:
+    """An endpoint whose answers always have a cursor that was not there before, also if they have no records."""
+
+    ANSWERS_MAX = 50
+
+    @pytest.fixture
+    def endless(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+        """Return the cursors of the requests. After ANSWERS_MAX requests, the endpoint fails."""
+        cursors: list[str | None] = []
+
+        def page(after: str | None) -> Any:
+            cursors.append(after)
+            assert len(cursors) < self.ANSWERS_MAX
+            position = int(after or 0)
+            return {"items": [each for each in server.records if each["at"] == position], "next": position + 1}
+
+        monkeypatch.setattr(server, "page", page)
+        return cursors
+
+    def stream(self, server: Server, staging: Path) -> HttpStreamReader:
+        source = http(server.url, records="items", cursor="next", parameter="after", attempts=1, timeout_s=5)
+        return reader(source, staging)
+
+    def test_a_poll_ends_with_an_empty_page_and_the_next_one_continues_after_it(
+        self, server: Server, endless: list[str | None], tmp_path: Path
+    ) -> None:
+        start: dict[str, Any] = {"page": 0}
+        assert read_on(self.stream(server, tmp_path), start) == (start, [])
+        assert endless == [None]
+        once = self.stream(server, tmp_path)
+        once.prepareForTriggerAvailableNow()
+        assert read_on(once, start) == (start, [])
+        assert endless == [None, "1"], "another process continues after the empty page"
+        server.records = [{"id": 7, "at": 2}, {"id": 8, "at": 3}, {"id": 9, "at": 5}]
+        stream = self.stream(server, tmp_path)
+        end, rows = read_on(stream, start)
+        assert (end, rows) == ({"page": 2}, [7, 8])
+        assert endless[2:] == ["2", "3", "4"]
+        stream.commit(end)
+        last, rows = read_on(self.stream(server, tmp_path), end)
+        assert (last, rows) == ({"page": 3}, [9])
+        assert endless[5:] == ["5", "6"]
+
+    def test_a_page_that_was_stored_later_has_the_newer_cursor(
+        self, server: Server, endless: list[str | None], tmp_path: Path
+    ) -> None:
+        read_on(self.stream(server, tmp_path), {"page": 0})
+        page = {"cursor": 30, "known": 0, "records_before": 0, "records": ['{"id": 1}']}
+        assert Staging(tmp_path).add(1, page)
+        read_on(self.stream(server, tmp_path), {"page": 1})
+        assert endless == [None, "30"]
 
 
 def test_a_wrong_answer_is_an_error(server: Server, tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ from pyspark.errors import AnalysisException
 
 from sinks_harness.rows import Rows
 from sinks_harness.trials import opened
-from tidelog.pipelines.declarations import PipelineError, SourceContext, TemporaryError
-from tidelog.pipelines.failures import is_permanent
+from tidelog.pipelines import delta, file, http, iceberg, parquet, topic
+from tidelog.pipelines.declarations import PipelineError, Source, SourceContext, TemporaryError
+from tidelog.pipelines.failures import cause_text, is_permanent
 from tidelog.pipelines.sinks.bucket import BucketTarget
-from tidelog.pipelines.sinks.delta import delta
-from tidelog.pipelines.sinks.iceberg import iceberg, load_catalog
+from tidelog.pipelines.sinks.iceberg import load_catalog
 from tidelog.pipelines.sinks.object_stores import Objects
 from tidelog.pipelines.sinks.stores import DeltaStore, IcebergStore
 from tidelog.pipelines.sources.delta import DeltaDataSource, DeltaLog, DeltaReader, DeltaStreamReader
@@ -94,6 +94,35 @@ class TestDelta:
         ]
         assert sorted(streamed, key=lambda row: row["id"]) == sorted(found, key=lambda row: row["id"])
 
+    def test_changed_columns_stop_a_stream_and_the_next_start_reads_them(self, tmp_path: Path) -> None:
+        path = tmp_path / "t"
+        sink = opened(delta(str(path)), None)
+        sink.write(Rows(pa.table({"id": [1]})), 0)
+        reader = self.reader(path)
+        end, _ = read_on(reader, {})
+        sink.write(Rows(pa.table({"id": [2], "extra": [1.5]})), 1)
+        planned = reader.latestOffset(end, None)  # type: ignore[arg-type]
+        sink.write(Rows(pa.table({"id": [3], "extra": [2.5], "more": ["a"]})), 2)
+        with pytest.raises(TemporaryError, match="column extra is new, column more is new") as changed:
+            reader.partitions(end, planned)
+        assert not is_permanent(changed.value)
+        restarted = self.reader(path)
+        found = [
+            row
+            for part in restarted.partitions(end, planned)
+            for batch in restarted.read(part)
+            for row in batch.to_pylist()
+        ]
+        assert found == [{"id": 2, "extra": 1.5, "more": None}]
+        assert read_on(restarted, planned)[1] == [3]
+        later = restarted.latestOffset(planned, None)  # type: ignore[arg-type]
+        write_deltalake(path, pa.table({"id": ["4"]}), mode="overwrite", schema_mode="overwrite")
+        with pytest.raises(
+            TemporaryError,
+            match="column extra is gone, column more is gone, column id is string and was bigint",
+        ):
+            restarted.partitions(planned, later)
+
     def test_changes_that_are_not_appends_are_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "t"
         opened(delta(str(path)), None).write(Rows.numbers(0, 10), 0)
@@ -145,6 +174,8 @@ def test_an_iceberg_stream_reads_what_is_appended(tmp_path: Path) -> None:
     latest, _ = read_on(reader("latest"), {})
     writer.write(Rows.numbers(6, 9), 1)
     writer.write(Rows(Rows.numbers(9, 10).table.append_column("extra", pa.array([1]))), 2)
+    with pytest.raises(TemporaryError, match=r"iceberg lake\.rows: the columns .*: column extra is new\. The"):
+        stream.partitions(end, stream.latestOffset(end, None))  # type: ignore[arg-type]
     assert read_on(reader(), end, reader("latest"))[1] == list(range(6, 10))
     assert read_on(reader("latest"), latest)[1] == list(range(6, 10))
     stored = load_catalog(list(catalog.items()), "test").load_table("lake.rows")
@@ -361,3 +392,127 @@ def test_a_stream_reads_files_of_any_age_unless_an_option_limits_it(
     spark = MagicMock()
     load_files(SourceContext(spark, "127.0.0.1:1", "trial", is_streaming=True), "parquet", "/data/x", schema, options)
     spark.readStream.format.return_value.options.assert_called_once_with(**options, **age)
+
+
+MALFORMED = """An error occurred while calling o182.getResult.
+: org.apache.spark.SparkException: Exception thrown in awaitResult:
+\tat org.apache.spark.util.SparkThreadUtils$.awaitResult(SparkThreadUtils.scala:56)
+Caused by: org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file \
+file:///data/a%20b.csv.  SQLSTATE: KD001
+\tat org.apache.spark.sql.errors.QueryExecutionErrors$.cannotReadFilesError(QueryExecutionErrors.scala:856)
+Caused by: org.apache.spark.SparkException: [MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] Malformed records are \
+detected in record parsing: [2,null].
+Parse Mode: FAILFAST. To process malformed records as null result, try setting the option 'mode' as 'PERMISSIVE'. \
+ SQLSTATE: 22023
+\t... 26 more
+Caused by: org.apache.spark.SparkRuntimeException: [MALFORMED_CSV_RECORD] Malformed CSV record: 2 SQLSTATE: KD000
+\t... 33 more
+"""
+"""Captured from Spark 4."""
+
+
+def test_a_malformed_line_of_a_file_is_a_permanent_failure_with_its_cause() -> None:
+    error = RuntimeError(MALFORMED)
+    assert is_permanent(error)
+    assert cause_text(error).startswith(
+        "file:///data/a%20b.csv: a line is malformed: [MALFORMED_CSV_RECORD] Malformed CSV record: 2. Correct the file"
+    )
+
+
+@pytest.mark.parametrize("is_streaming", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "schema", "options", "mode"),
+    [
+        ("json", "id long", {}, "FAILFAST"),
+        ("csv", "id long", {"header": "true"}, "FAILFAST"),
+        ("json", None, {}, "FAILFAST"),
+        ("json", "id long", {"MODE": "PERMISSIVE"}, None),
+        ("csv", "id long", {"columnNameOfCorruptRecord": "bad"}, None),
+        ("json", "id long, _corrupt_record string", {}, None),
+        ("text", None, {}, None),
+        ("parquet", None, {}, None),
+    ],
+)
+def test_a_malformed_line_is_an_error_unless_the_declaration_says_otherwise(
+    kind: str, schema: str | None, options: dict[str, str], mode: str | None, is_streaming: bool
+) -> None:
+    spark = MagicMock()
+    load_files(SourceContext(spark, "127.0.0.1:1", "trial", is_streaming), kind, "/data/x", schema, options)
+    for reader in (spark.readStream, spark.read):
+        for call in reader.format.return_value.options.call_args_list:
+            assert call.kwargs.get("mode") == mode
+    assert spark.readStream.format.called == is_streaming
+
+
+class TestBegin:
+    """Where a stream begins, if `--from` or `replay --from` says so."""
+
+    def context(self, begin: str | int | None, *, is_streaming: bool = True) -> SourceContext:
+        return SourceContext(MagicMock(), "127.0.0.1:1", "trial", is_streaming, begin)
+
+    @pytest.mark.parametrize("is_streaming", [True, False])
+    @pytest.mark.parametrize(
+        ("source", "begins"),
+        [
+            (file("/data/x"), ["latest", 1]),
+            (file("/data/x", format="json", schema="id long"), ["latest", 1]),
+            (parquet("/data/x"), ["latest", 1]),
+            (http("http://host/x", staging="pages"), ["latest", 1]),
+            (file("/data/x", tail=True), [1]),
+            (iceberg("lake.rows", catalog={"type": "sql"}), [1]),
+        ],
+        ids=["lines", "json", "parquet", "http", "tail", "iceberg"],
+    )
+    def test_a_source_refuses_what_it_would_ignore(
+        self, source: Source, begins: list[str | int], is_streaming: bool
+    ) -> None:
+        for begin in begins:
+            with pytest.raises(PipelineError, match=r"leave out --from.* tidelog pipeline reset trial"):
+                source.load(self.context(begin, is_streaming=is_streaming))
+
+    @pytest.mark.parametrize("source", [file("/data/x"), parquet("/data/x"), file("/data/x", tail=True)])
+    def test_files_begin_with_the_earliest(self, source: Source) -> None:
+        for begin in (None, "earliest"):
+            context = self.context(begin)
+            source.load(context)
+            spark: Any = context.spark
+            assert spark.readStream.format.return_value.options.call_args.kwargs.get("begin", "earliest") == "earliest"
+
+    def test_a_growing_file_can_begin_with_the_latest(self) -> None:
+        context = self.context("latest")
+        file("/data/x", tail=True).load(context)
+        spark: Any = context.spark
+        assert spark.readStream.format.return_value.options.call_args.kwargs["begin"] == "latest"
+        sample = self.context("latest", is_streaming=False)
+        assert file("/data/x", tail=True).load(sample) is not None, "a sample may have any lines"
+
+    @pytest.mark.parametrize(("begin", "expected"), [(None, (3, "True")), ("earliest", ("earliest", "False"))])
+    def test_the_begin_of_a_run_overrides_the_version_of_the_declaration(
+        self, begin: str | None, expected: tuple[Any, str]
+    ) -> None:
+        context = self.context(begin)
+        delta("/data/x", begin_version=3).load(context)
+        spark: Any = context.spark
+        options = spark.readStream.format.return_value.options.call_args.kwargs
+        assert (json.loads(options["begin"]), options["beginIsVersion"]) == expected
+
+    @pytest.mark.parametrize(
+        "declared",
+        [{"startingOffsets": '{"a":{"0":7}}'}, {"STARTINGTIMESTAMP": "7"}, {"startingOffsetsByTimestamp": "{}"}],
+    )
+    def test_the_begin_of_a_run_overrides_the_options_of_a_topic(self, declared: dict[str, str]) -> None:
+        source = topic("a", options=declared | {"failOnDataLoss": "false"})
+        [name] = declared
+
+        def options(begin: str | int | None) -> dict[str, str]:
+            context = self.context(begin)
+            source.load(context)
+            spark: Any = context.spark
+            return dict(spark.readStream.format.return_value.options.call_args.kwargs)
+
+        assert options(None)[name] == declared[name]
+        assert options("latest")["startingOffsets"] == "latest"
+        assert options(5)["startingTimestamp"] == "5"
+        for begin in ("latest", 5):
+            assert declared[name] not in options(begin).values()
+            assert options(begin)["failOnDataLoss"] == "false"

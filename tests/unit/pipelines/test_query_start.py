@@ -3,15 +3,18 @@
 import json
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import MagicMock
 
 import pytest
 
-from tidelog.pipelines import queries
+from tidelog.pipelines import file, parquet, pipeline, queries, topic
 from tidelog.pipelines.declarations import Pipeline, PipelineError
-from tidelog.pipelines.queries import RunningQuery
+from tidelog.pipelines.loading import declared_pipeline
+from tidelog.pipelines.queries import RunContext, RunningQuery, start_queries
+from tidelog.pipelines.state import PipelineState
 
 
 class StartingQuery:
@@ -134,3 +137,16 @@ def test_a_sink_that_calls_sys_exit_fails_its_query() -> None:
     with pytest.raises(queries.WriteFailed, match="SystemExit"):
         query._write(cast(Any, None), 0)
     assert isinstance(query.exception(), PipelineError)
+
+
+@pytest.mark.parametrize("source", [file("in", format="json", schema="id long"), topic("sales")])
+def test_dead_letters_without_a_source_that_has_them_are_refused(source: Any, tmp_path: Path) -> None:
+    @pipeline(source=source, sink=parquet(str(tmp_path)), dead_letters="dead")
+    def copied(rows: Any) -> Any:
+        return rows
+
+    declared = declared_pipeline(copied)
+    state = PipelineState(tmp_path, declared.name)
+    identity = state.create_identity(None)
+    with pytest.raises(PipelineError, match="pipeline copied: dead_letters is set, but no source supports it"):
+        start_queries(declared, MagicMock(), RunContext("127.0.0.1:1", once=True), state, identity)

@@ -1,7 +1,7 @@
 """Sinks at every point where the driver may end, with two drivers of one query, and with other writers."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,19 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake import DeltaTable, write_deltalake
 
+from sinks_harness.object_stores import Bucket
 from sinks_harness.rows import Rows
 from sinks_harness.trials import PlantedError, crash_at, opened
 from tidelog.pipelines.declarations import PipelineError
+from tidelog.pipelines.sinks import written_files
 from tidelog.pipelines.sinks.delta import OpenedDelta, delta
 from tidelog.pipelines.sinks.directory import DirectoryTarget
 from tidelog.pipelines.sinks.iceberg import OpenedIceberg, iceberg, load_catalog
 from tidelog.pipelines.sinks.keyed_rows import DELETED
+from tidelog.pipelines.sinks.object_stores import Objects
 from tidelog.pipelines.sinks.parquet import parquet
+from tidelog.pipelines.sinks.stores import DeltaStore, IcebergStore, LocalStore, Store
+from tidelog.pipelines.sinks.written_files import Layout, write_task
 
 
 class Target:
@@ -164,6 +169,51 @@ def test_a_crash_between_two_renames(tmp_path: Path, monkeypatch: Any) -> None:
     target.open().write(Rows.numbers(0, 30, tasks=5), 0)
     assert target.ids() == list(range(30))
     assert not list((target.path / "_tidelog/staged").iterdir())
+
+
+STORES = [
+    lambda directory, bucket: LocalStore(str(directory)),
+    lambda directory, bucket: IcebergStore(str(directory), (), "iceberg"),
+    lambda directory, bucket: DeltaStore(bucket.url("t"), tuple(bucket.server.options.items()), "delta"),
+    lambda directory, bucket: Objects(bucket.url("t"), tuple(bucket.server.options.items()), "parquet"),
+]
+
+
+@pytest.mark.parametrize("make", STORES, ids=["local", "iceberg", "delta", "objects"])
+def test_a_task_that_fails_removes_its_files(
+    tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, make: Callable[..., Store]
+) -> None:
+    """Complete files as well as begun ones."""
+    monkeypatch.setattr(written_files, "OPEN_FILES_MAX", 2)
+    monkeypatch.setattr(written_files, "ROW_GROUP_BYTES", 1)
+    before = bucket.names()
+
+    def found() -> list[str]:
+        return [name for name in bucket.names() if name not in before] + [str(p) for p in tmp_path.rglob("*.parquet")]
+
+    at_error: list[str] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pydict({"p": ["a", "b", "c"], "n": [1, 2, 3]})
+        at_error.extend(found())
+        raise PlantedError("the task fails")
+
+    layout = Layout(partition_by=("p",))
+    store = make(tmp_path, bucket)
+    with pytest.raises(PlantedError):
+        list(write_task(batches(), store, layout))
+    assert at_error
+    assert found() == []
+    list(write_task(iter([pa.RecordBatch.from_pydict({"p": ["a"], "n": [1]})]), store, layout))
+    assert len(found()) == 1
+
+
+def test_a_file_that_cannot_be_completed_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    rows = [pa.RecordBatch.from_pydict({"n": [1]})]
+    with pytest.raises(OSError, match="No space left"):
+        list(write_task(iter(rows), LocalStore(str(tmp_path)), Layout()))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", TARGETS)

@@ -8,13 +8,22 @@ import pytest
 
 pytest.importorskip("pyspark", reason="needs tidelog[spark]")
 
+import pyarrow as pa
+import pymysql
+import sqlalchemy as sa
+from pyiceberg.exceptions import ForbiddenError, ServerError
+from sqlalchemy.exc import OperationalError
+
 from sinks_harness.rows import Rows
 from sinks_harness.trials import opened
 from tidelog.pipelines.declarations import PipelineError, TemporaryError
 from tidelog.pipelines.sinks import commits
 from tidelog.pipelines.sinks.delta import delta
+from tidelog.pipelines.sinks.http import http, send_rows
 from tidelog.pipelines.sinks.iceberg import iceberg
+from tidelog.pipelines.sinks.outages import is_outage
 from tidelog.pipelines.sinks.parquet import parquet
+from tidelog.pipelines.sinks.sql import sql
 
 
 def sinks(directory: Path, *partition_by: str) -> list[Any]:
@@ -48,3 +57,90 @@ def test_conflicts_with_other_writers_may_end_with_another_attempt(monkeypatch: 
     with pytest.raises(TemporaryError, match=r"delta /t: other writers changed the table .* 20 attempts .*version 7"):
         commits.commit(conflict, KeyError, "delta /t")
     assert len(pauses) == commits.ATTEMPTS_MAX - 1
+
+
+NOBODY = "127.0.0.1:1"
+"""An address at which nothing listens."""
+S3 = {
+    "AWS_ENDPOINT_URL": f"http://{NOBODY}",
+    "AWS_ALLOW_HTTP": "true",
+    "AWS_ACCESS_KEY_ID": "none",
+    "AWS_SECRET_ACCESS_KEY": "none",
+    "AWS_REGION": "none",
+    "max_retries": "0",
+}
+
+
+@pytest.mark.parametrize(
+    "sink",
+    [
+        sql(f"postgresql+psycopg://user@{NOBODY}/x", "t"),
+        sql(f"mysql+pymysql://user@{NOBODY}/x", "t"),
+        delta("s3://bucket/t", storage_options=S3),
+        iceberg("lake.rows", catalog={"type": "rest", "uri": f"http://{NOBODY}"}),
+        iceberg("lake.rows", catalog={"type": "sql", "uri": f"postgresql+psycopg://user@{NOBODY}/x"}),
+    ],
+    ids=str,
+)
+def test_an_outage_may_end_before_another_attempt(sink: Any) -> None:
+    with pytest.raises(TemporaryError, match=r"(?i)refused") as raised:
+        opened(sink, None)  # type: ignore[arg-type]
+    assert "\x1b" not in str(raised.value), "deltalake's messages have colors"
+
+
+def test_an_endpoint_that_does_not_answer_may_answer_later() -> None:
+    rows = [pa.RecordBatch.from_pydict({"body": ["{}"]})]
+    with pytest.raises(TemporaryError, match=r"POST failed after 1 attempts: .*refused"):
+        list(send_rows(iter(rows), http(f"http://{NOBODY}/x", attempts=1).request, 1, "k"))
+
+
+def test_errors_that_another_attempt_repeats_are_not_temporary(tmp_path: Path) -> None:
+    log = tmp_path / "t/_delta_log/00000000000000000000.json"
+    log.parent.mkdir(parents=True)
+    log.write_text('{"garbage')
+    for sink in (
+        delta(str(tmp_path / "t")),
+        iceberg("lake.rows", catalog={"type": "nothing"}),
+        sql(f"sqlite:///{tmp_path}/missing/x.db", "t"),
+    ):
+        with pytest.raises(PipelineError) as raised:
+            opened(sink, None)  # type: ignore[arg-type]
+        assert not isinstance(raised.value, TemporaryError)
+    rows = [pa.RecordBatch.from_pydict({"body": ["{}"]})]
+    with pytest.raises(PipelineError) as raised:
+        list(send_rows(iter(rows), http("http://host:port/x", attempts=1).request, 1, "k"))
+    assert not isinstance(raised.value, TemporaryError)
+
+
+class Refused(Exception):
+    """Has the name and the module that psycopg's error has."""
+
+    def __init__(self, sqlstate: str | None) -> None:
+        super().__init__(f"sqlstate {sqlstate}")
+        self.sqlstate = sqlstate
+
+
+Refused.__name__, Refused.__module__ = "OperationalError", "psycopg"
+
+
+@pytest.mark.parametrize(
+    ("original", "expected"),
+    [
+        (pymysql.err.OperationalError(1053, "Server shutdown in progress"), True),
+        (pymysql.err.OperationalError(1045, "Access denied"), False),
+        (pymysql.err.OperationalError(1054, "Unknown column"), False),
+        (Refused("57P01"), True),
+        (Refused("53300"), True),
+        (Refused(None), True),
+        (Refused("28P01"), False),
+        (sa.create_engine("sqlite://").dialect.import_dbapi().OperationalError("database is locked"), True),
+        (sa.create_engine("sqlite://").dialect.import_dbapi().OperationalError("no such column: x"), False),
+    ],
+)
+def test_errors_of_databases(original: BaseException, expected: bool) -> None:
+    assert is_outage(OperationalError("insert", None, original)) == expected
+
+
+def test_answers_of_a_catalog() -> None:
+    assert is_outage(ServerError("RestError: Internal Server Error"))
+    assert not is_outage(ForbiddenError("no"))

@@ -18,7 +18,7 @@ from pyspark.sql.types import ArrayType, DayTimeIntervalType, StringType, Struct
 from sinks_harness.databases import database
 from sinks_harness.rows import Rows
 from sinks_harness.trials import PlantedError, crash_at, opened
-from tidelog.pipelines.declarations import PipelineError
+from tidelog.pipelines.declarations import PipelineError, TemporaryError
 from tidelog.pipelines.sinks.keyed_rows import DELETED
 from tidelog.pipelines.sinks.sql import OpenedSql, sql
 from tidelog.pipelines.sinks.sql_types import column_type
@@ -107,9 +107,18 @@ def test_two_drivers_of_one_query(url: str, table: str) -> None:
     assert ids(url, table) == list(range(60))
 
 
-def changes(*rows: tuple[str, int, str | None, bool]) -> Rows:
+def changes(*rows: tuple[str | None, int, str | None, bool]) -> Rows:
     codes, numbers, names, deleted = zip(*rows, strict=True)
-    return Rows(pa.table({"code": codes, "id": numbers, "name": pa.array(names, pa.string()), DELETED: deleted}))
+    return Rows(
+        pa.table(
+            {
+                "code": pa.array(codes, pa.string()),
+                "id": numbers,
+                "name": pa.array(names, pa.string()),
+                DELETED: deleted,
+            }
+        )
+    )
 
 
 def test_rows_replace_rows_with_the_same_key(url: str, table: str) -> None:
@@ -134,6 +143,20 @@ def test_keys_are_not_collected_where_the_rows_are_ordered(url: str, table: str)
     sink = opened(sql(url, table, key=["code", "id"], order_by="name"), None, "update", table)
     sink.write(changes(("a", 1, "x", False), ("b", 1, "y", False), ("a", 1, "z", False)), 0)
     assert sorted(query(url, f"select code, id, name from {table}")) == [("a", 1, "z"), ("b", 1, "y")]
+
+
+@pytest.mark.parametrize("order_by", [None, "name"])
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_null_in_a_key_is_an_error(url: str, table: str, order_by: str | None, is_deleted: bool) -> None:
+    """A null is in no conflict with another null, so the row would be inserted again and never removed."""
+    query(url, f"create table {table} (code varchar(20), id bigint not null, name varchar(20), unique (code, id))")
+    sink = opened(sql(url, table, key=["code", "id"], order_by=order_by), None, "update", table)
+    sink.write(changes(("a", 1, "x", False)), 0)
+    with pytest.raises(
+        PipelineError, match=r"a row has the key code=None, id=2: a column of key cannot be null: leave"
+    ):
+        sink.write(changes(("a", 1, "y", False), (None, 2, "z", is_deleted)), 1)
+    assert query(url, f"select code, id, name from {table}") == [("a", 1, "x")]
 
 
 def test_complete_replaces_all_rows(url: str, table: str) -> None:
@@ -165,7 +188,7 @@ VALUES = {
 def test_types(url: str, table: str) -> None:
     columns = {name: pa.array([value, None], kind) for name, (kind, value) in VALUES.items()}
     opened(sql(url, table), None, query=table).write(Rows(pa.table({"id": [1, 2]} | columns)), 0)
-    reader = SqlReader(options(url, table))
+    reader = SqlReader(options(url, table), SqlDataSource(options(url, table)).schema())
     rows = list(reader.read(reader.partitions()[0]))
     names = SqlDataSource(options(url, table)).schema().names
     first, second = (dict(zip(names, row, strict=True)) for row in rows)
@@ -186,18 +209,34 @@ def options(url: str, table: str, **more: str) -> dict[str, str]:
     return chosen
 
 
+def stream_reader(chosen: dict[str, str]) -> SqlStreamReader:
+    return SqlStreamReader(chosen, SqlDataSource(chosen).schema())
+
+
 def read_on(reader: SqlStreamReader, start: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
     """Return the end of the next micro-batch and the first column of its rows."""
     end = reader.latestOffset(start, None)  # type: ignore[arg-type]
     rows = [row[0] for part in reader.partitions(start, end) for row in reader.read(part)]
-    replay = SqlStreamReader(reader.__dict__["_options"] | {"begin": '"latest"'})
+    replay = stream_reader(reader.__dict__["_options"] | {"begin": '"latest"'})
     assert rows == [row[0] for part in replay.partitions(start, end) for row in replay.read(part)], "a replay differs"
     return end, rows
 
 
+def test_values_of_changed_columns_are_not_read_as_those_of_others(url: str, table: str) -> None:
+    opened(sql(url, table), None, query=table).write(Rows.numbers(0, 3), 0)
+    reader = stream_reader(options(url, table, column="id"))
+    end = reader.latestOffset({}, None)  # type: ignore[arg-type]
+    [planned] = reader.partitions({}, end)
+    query(url, f"ALTER TABLE {table} RENAME COLUMN text TO other")
+    with pytest.raises(TemporaryError, match=f"sql {table}: .*: column other is new, column text is gone"):
+        next(reader.read(planned))
+    restarted = stream_reader(options(url, table, column="id"))
+    assert [row[1] for row in restarted.read(planned)] == ["text 0", "text 1", "text 2"]
+
+
 def test_a_stream_reads_new_rows(url: str, table: str) -> None:
     opened(sql(url, table), None, query=table).write(Rows.numbers(0, 10), 0)
-    reader = SqlStreamReader(options(url, table, column="id"))
+    reader = stream_reader(options(url, table, column="id"))
     end, rows = read_on(reader, reader.initialOffset())
     assert rows == [0, 1, 2, 3]
     end, rows = read_on(reader, end)
@@ -206,12 +245,12 @@ def test_a_stream_reads_new_rows(url: str, table: str) -> None:
     assert rows == [8, 9]
     assert reader.latestOffset(end, None) == end  # type: ignore[arg-type]
     query(url, f"insert into {table} values (12, 'late')")
-    assert read_on(SqlStreamReader(options(url, table, column="id")), end)[1] == [12]
-    latest = SqlStreamReader(options(url, table, column="id", begin='"latest"'))
+    assert read_on(stream_reader(options(url, table, column="id")), end)[1] == [12]
+    latest = stream_reader(options(url, table, column="id", begin='"latest"'))
     end, rows = read_on(latest, {})
     query(url, f"insert into {table} values (13, 'later')")
     assert (rows, read_on(latest, end)[1]) == ([], [13])
-    bounded = SqlStreamReader(options(url, table, column="id", rowsPerBatch="100"))
+    bounded = stream_reader(options(url, table, column="id", rowsPerBatch="100"))
     bounded.prepareForTriggerAvailableNow()
     query(url, f"insert into {table} values (14, 'after the start')")
     assert read_on(bounded, {})[1] == [*range(10), 12, 13]
@@ -224,12 +263,12 @@ def test_a_stream_of_changed_rows_waits_for_the_delay(url: str, table: str) -> N
     for number in range(3):
         query(url, f"insert into {table} values ({number}, '2026-01-01 00:00:0{number}.000000')")
     query(url, f"insert into {table} values (9, '2999-01-01 00:00:00.000000')")
-    reader = SqlStreamReader(options(url, table, column="changed", isTimestamp="True", delayS="5"))
+    reader = stream_reader(options(url, table, column="changed", isTimestamp="True", delayS="5"))
     end, rows = read_on(reader, {})
     assert rows == [0, 1, 2]
     query(url, f"update {table} set changed = '2026-01-02 00:00:00.000000' where id = 1")
     assert read_on(reader, end)[1] == [1]
-    later = SqlStreamReader(
+    later = stream_reader(
         options(url, table, column="changed", isTimestamp="True", begin=str(1767225602000))
     )  # 2026-01-01 00:00:02
     assert read_on(later, {})[1] == [2, 1] or read_on(later, {})[1] == [1, 2]

@@ -35,6 +35,7 @@ class FakePartition:
         self.deleted = False
         self.frozen = False
         self.failed = False
+        self.dirty = False
 
     @property
     def high_watermark(self) -> int:
@@ -42,6 +43,9 @@ class FakePartition:
 
     def fail(self) -> None:
         self.failed = True
+
+    def mark_dirty(self) -> None:
+        self.dirty = True
 
 
 class FakePartitions:
@@ -52,10 +56,18 @@ class FakePartitions:
         self.moves: list[FakePartition] = []
         self.swapping = None
         self.cuts = SimpleNamespace(on_cut=None)
+        self.flusher = self
+        self.disk_full = False
         self._partitions = partitions
 
     def __iter__(self) -> Iterator[FakePartition]:
         return iter(list(self._partitions.values()))
+
+    async def write_snapshots(self, partition: FakePartition) -> None:
+        if not self.disk_full:
+            plan = partition.log.flush_plan()
+            plan.run()
+            partition.log.flushed(plan)
 
 
 class Stage:
@@ -365,6 +377,30 @@ def test_retention_in_the_middle_of_a_pass_ends_it(
     assert lines(caplog, "log cleaning abandoned")
     assert log.failure is None
     assert on.cleaner_offsets() == {}
+
+
+@pytest.mark.parametrize("disk_full", [False, True])
+def test_a_snapshot_of_the_producers_is_durable_before_the_pass(
+    stage: Callable[..., Stage], caplog: pytest.LogCaptureFixture, disk_full: bool
+) -> None:
+    """The replay of compacted batches after an older snapshot could leave a transaction open forever."""
+    caplog.set_level(logging.INFO, "tidelog.compaction")
+    on = stage({"a": 40})
+    for name in on.disk.list("/data/a-0"):
+        if name.endswith(".snapshot"):
+            on.disk.remove(f"/data/a-0/{name}")
+    on.restart()
+    on.every.disk_full = disk_full
+    assert on.clean()
+    snapshots = [name for name in on.disk.list("/data/a-0") if name.endswith(".snapshot")]
+    if disk_full:
+        assert snapshots == []
+        assert lines(caplog, "the snapshot of its producers could not be written")
+        assert on.partitions["a"].dirty
+        assert on.cleaner_offsets() == {}
+    else:
+        assert snapshots == [f"{40:020d}.snapshot"]
+        assert lines(caplog, "log cleaned")
 
 
 def test_work_that_ends_by_itself_is_tried_once_more(

@@ -23,7 +23,7 @@ from tidelog.model.ids import TopicPartition
 from tidelog.replication.partition import Partition
 from tidelog.replication.partitions import Partitions
 from tidelog.simulation.world import SimHost, World, simulated
-from tidelog.wire.errors import OffsetOutOfRange
+from tidelog.wire.errors import OffsetOutOfRange, StorageError
 
 COUNT = 40
 IMAGE = image(topic("t", 1, [(1,), (1,), (1,)]))
@@ -345,7 +345,7 @@ def test_files_of_a_log_that_has_moved_meanwhile_are_left_alone(seed: int, monke
 
         def noted(removal: Removal) -> None:
             live = {partition.log.directory for partition in node.partitions}
-            paths = [segment.path for retired in removal._fresh for segment in retired.segments]
+            paths = [segment.path for retired in removal._to_rename for segment in retired.segments]
             elsewhere.extend(path for path in paths if path.rpartition("/")[0] not in live)
             run(removal)
 
@@ -377,4 +377,136 @@ def test_files_of_a_log_that_has_moved_meanwhile_are_left_alone(seed: int, monke
         assert all(sound(p) for p in node.partitions)
 
     with simulated(seed) as world:
+        world.run(scenario())
+
+
+# Producers of removed segments
+
+
+def produce(partition: Partition, sequence: int) -> int:
+    """Append the batch of a producer and return its offset."""
+    timestamps = [partition.wall_ms()]
+    batch = make_batch(
+        b"%02d" % sequence, timestamps=timestamps, producer_id=7, producer_epoch=0, base_sequence=sequence
+    )
+    return partition.append_batch(batch).base_offset
+
+
+async def all_expired(world: World, *paths: str) -> Node:
+    """A node whose durable segments are all too old. No durable snapshot has the last sequences of the producers."""
+    node = await Node.start(world.host("a"), paths or ("/data",))
+    for sequence in range(6):
+        for partition in node.partitions:
+            produce(partition, sequence)
+        await asyncio.sleep(0.3)
+    await asyncio.sleep(61)
+    return node
+
+
+@pytest.mark.parametrize("end", ["kill", "power cut"])
+@pytest.mark.parametrize("seed", range(25))
+def test_whenever_it_ends_the_next_start_knows_the_producers(seed: int, end: str) -> None:
+    async def scenario() -> None:
+        node = await all_expired(world)
+        retention = asyncio.ensure_future(node.partitions.enforce_retention())
+        await asyncio.sleep(world.rng("end").uniform(0, 0.05))
+        node.host.kill() if end == "kill" else node.host.cut_power()
+        retention.cancel()
+        node = await Node.start(world.host("a"))
+        for partition in node.partitions:
+            assert produce(partition, 5) == 5, "a repeated batch is not appended again"
+            assert produce(partition, 6) == 6
+
+    with simulated(seed) as world:
+        world.run(scenario())
+
+
+def test_all_segments_of_many_partitions_are_removed_in_one_pass() -> None:
+    async def scenario() -> None:
+        node = await all_expired(world)
+        await node.partitions.enforce_retention()
+        assert [p.log_start_offset for p in node.partitions] == [6, 6, 6]
+        assert begun(node) == [0, 1, 2]
+
+    with simulated(1) as world:
+        world.run(scenario())
+
+
+def test_the_snapshot_of_a_roll_without_appends_is_written_by_the_interval_flush() -> None:
+    async def scenario() -> None:
+        node = await Node.start(world.host("a"))
+        node.fill(2)
+        await asyncio.sleep(61)
+        await node.partitions.enforce_retention()
+        assert [p.log_start_offset for p in node.partitions] == [2, 2, 2]
+        snapshots = [f"/data/t-{index}/{2:020d}.snapshot" for index in range(3)]
+        await asyncio.sleep(0.3)
+        assert all(map(node.host.disk.exists, snapshots))
+
+    with simulated(1) as world:
+        world.run(scenario())
+
+
+def test_a_full_disk_keeps_uncovered_segments_for_one_pass(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        node = await all_expired(world)
+        node.host.disk.fail("create", "*.snapshot.tmp", errno.ENOSPC, times=1 << 30)
+        await node.partitions.enforce_retention()
+        assert [p.log_start_offset for p in node.partitions] == [4, 4, 4], "the snapshot at 4 is durable"
+        await node.partitions.enforce_retention()
+        assert [p.log_start_offset for p in node.partitions] == [6, 6, 6]
+        node.host.disk.repair()
+        await asyncio.sleep(0.3)
+        node.host.cut_power()
+        node = await Node.start(world.host("a"))
+        assert [produce(p, 6) for p in node.partitions] == [6, 6, 6]
+        assert [p.log.producers.entries[7].next_sequence for p in node.partitions] == [7, 7, 7]
+
+    with simulated(1) as world:
+        world.run(scenario())
+    assert caplog.text.count("segments are removed without a producer snapshot") == 3
+
+
+def test_producers_of_removed_segments_survive_a_move() -> None:
+    async def scenario() -> None:
+        node = await all_expired(world, "/a", "/b")
+        await node.partitions.enforce_retention()
+        for partition in list(node.partitions):
+            here = partition.log.directory.rpartition("/")[0]
+            target = node.directories.by_path("/b" if here == "/a" else "/a")
+            assert target is not None
+            node.partitions.moves.begin(partition, target)
+        while any(node.partitions.moves):
+            await asyncio.sleep(0.01)
+        node.host.cut_power()
+        node = await Node.start(world.host("a"), ("/a", "/b"))
+        for partition in node.partitions:
+            assert partition.log_start_offset == 6
+            assert produce(partition, 5) == 5, "a repeated batch is not appended again"
+            assert produce(partition, 6) == 6
+
+    with simulated(1) as world:
+        world.run(scenario())
+
+
+@pytest.mark.parametrize("durability", ["interval", "os"])
+def test_the_snapshot_of_a_roll_whose_append_failed_is_written_by_the_interval_flush(
+    durability: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CONFIG, "durability", "interval")
+
+    async def scenario() -> None:
+        node = await Node.start(world.host("a"))
+        for sequence in range(4):
+            produce(node[0], sequence)
+        await asyncio.sleep(0.3)
+        monkeypatch.setattr(CONFIG, "durability", durability)
+        node.host.disk.fail("write", f"*/{4:020d}.log", errno.ENOSPC)
+        with pytest.raises(StorageError):
+            produce(node[0], 4)
+        assert node[0].log.segments.active.base_offset == 4
+        await asyncio.sleep(0.3)
+        assert node.host.disk.exists(f"/data/t-0/{4:020d}.snapshot")
+
+    with simulated(1) as world:
         world.run(scenario())

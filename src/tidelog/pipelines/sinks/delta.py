@@ -18,7 +18,13 @@ from tidelog.pipelines.sinks.keyed_rows import KeyedRows
 from tidelog.pipelines.sinks.object_errors import one_line, refuse_credentials, store_error, store_errors
 from tidelog.pipelines.sinks.object_stores import with_limits
 from tidelog.pipelines.sinks.stores import DeltaStore, LocalStore, Store, is_url, local_path
-from tidelog.pipelines.sinks.written_files import Layout, WrittenFile, check_partition_columns, write_files
+from tidelog.pipelines.sinks.written_files import (
+    Layout,
+    WrittenFile,
+    check_partition_columns,
+    removed_on_error,
+    write_files,
+)
 from tidelog.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -140,6 +146,8 @@ class OpenedDelta:
             yield
 
     def _write(self, batch: "DataFrame", batch_id: int) -> None:
+        from tidelog.pipelines.sinks.delta_schema import check_partition_values
+
         existing = self._load()
         if existing is not None and self._is_written(existing, batch_id):
             return
@@ -147,8 +155,10 @@ class OpenedDelta:
             self._merge(self._sink.keyed.prepare(batch, self._sink.describe()), existing, batch_id)
             return
         rows, table = self._prepared(batch, existing)
-        layout = Layout(partition_by=tuple(table.metadata().partition_columns))
+        layout = Layout(partition_by=tuple(table.metadata().partition_columns), has_statistics=True)
         files = write_files(rows, self._store, layout, self._sink.describe())
+        with removed_on_error(self._store, files):
+            check_partition_values(files, table, self._sink.describe())
         if files or self._replaces_rows:
             self._commit(batch_id, lambda table, properties: self._add_files(table, files, properties))
 

@@ -8,6 +8,7 @@ does.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tidelog.pipelines.declarations import PipelineError
 from tidelog.pipelines.sinks.keyed_rows import DELETED, repeated
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ def changes_of(rows: "DataFrame", target: "DeltaTable", key: Sequence[str], sink
     """Return the rows, which include the column DELETED, in the driver's memory. Structs have the fields of those in
     the table `target`, because deltalake merges only equal structs.
 
-    Raises PipelineError if several rows have the same key: deltalake would store all of them.
+    Raises PipelineError if several rows have the same key, because deltalake would store all of them, or if deltalake
+    cannot store a value.
     """
     import pyarrow as pa
 
@@ -32,12 +34,39 @@ def changes_of(rows: "DataFrame", target: "DeltaTable", key: Sequence[str], sink
     for counted in changes.group_by(list(key)).aggregate([([], "count_all")]).to_pylist():
         if counted["count_all"] > 1:
             raise repeated(sink, key, [counted[name] for name in key])
+    check_values(changes, sink)
     types = {field.name: field.type for field in pa.schema(target.schema().to_arrow())}
     fields = [
         field.with_type(types[field.name]) if field.name in types and pa.types.is_nested(field.type) else field
         for field in changes.schema
     ]
     return changes.cast(pa.schema(fields))
+
+
+def check_values(changes: "pa.Table", sink: str) -> None:
+    """Raise PipelineError for texts that deltalake cannot merge, and for dates and times that it writes into the
+    table's statistics in a form that it cannot read.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for name in changes.column_names:
+        column = changes.column(name)
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid:
+            raise PipelineError(
+                f"{sink}: column {name} has a text that is not UTF-8, which deltalake cannot merge: replace it in the"
+                " pipeline, or cast it to binary"
+            ) from None
+        if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
+            try:
+                pc.min_max(column).as_py()
+            except (OverflowError, ValueError):
+                raise PipelineError(
+                    f"{sink}: column {name} has a date or time outside of the years 1 to 9999, which deltalake cannot"
+                    " merge: replace it in the pipeline"
+                ) from None
 
 
 def merge(table: "DeltaTable", changes: "pa.Table", key: Sequence[str], properties: "CommitProperties") -> None:

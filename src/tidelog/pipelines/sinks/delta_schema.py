@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidelog.pipelines.declarations import PipelineError
 from tidelog.pipelines.sinks.keyed_rows import DELETED
+from tidelog.pipelines.sinks.written_files import WrittenFile
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -158,6 +159,18 @@ def check_required(stored: "list[Field]", names: list[str], prefix: str, sink: s
             )
 
 
+def check_partition_values(files: "list[WrittenFile]", table: "DeltaTable", sink: str) -> None:
+    """Raise PipelineError if a file is in the partition of a date or time that deltalake cannot read from the log."""
+    types = {column.name: spark_name(column.type) for column in table.schema().fields}
+    for file in files:
+        for name, value in zip(table.metadata().partition_columns, file.partition, strict=True):
+            if value is not None and types[name] in {"date", *TIMES} and not re.match(r"-?\d{4}-", value):
+                raise PipelineError(
+                    f"{sink}: column {name} is in partition_by and has the value {value}: a date or time there cannot"
+                    " be after the year 9999"
+                )
+
+
 def spark_name(stored: Any) -> str:
     """Return the name of a table's type in Spark's notation; `array`, `map` or `struct` for a nested type."""
     return SPARK_NAMES.get(stored.type, str(stored.type).replace(" ", ""))
@@ -169,6 +182,7 @@ def differs_in_case(sink: str, name: str, stored: str) -> PipelineError:
     )
 
 
+TIMES = ("timestamp", "timestamp_ntz")
 SPARK_NAMES = {
     "string": "string", "long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint", "float": "float",
     "double": "double", "boolean": "boolean", "binary": "binary", "date": "date", "timestamp": "timestamp",

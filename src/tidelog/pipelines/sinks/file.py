@@ -40,7 +40,8 @@ def file(
     As a source: each file is read once, so it must be complete when it appears in the directory: write it elsewhere and
     rename it. With `tail`, files of lines are read while other programs append to them. The columns are then `value`,
     `path` and `position`, where the line begins in the file, in bytes. `schema` names the columns of JSON and CSV
-    files. Without it, they are inferred from the files that exist when the pipeline starts.
+    files. Without it, they are inferred from the files that exist when the pipeline starts. A line that is malformed or
+    does not fit the schema stops the pipeline, unless `options` contain Spark's option `mode`.
 
     Raises PipelineError if the arguments are not consistent.
     """
@@ -78,10 +79,13 @@ class File:
 
     def load(self, context: SourceContext) -> "DataFrame":
         refuse_storage_options(self.describe(), self.storage)
-        if self.tail and context.is_streaming:
-            from tidelog.pipelines.sources.tail import load_tail
+        if self.tail:
+            from tidelog.pipelines.sources.tail import check_begin, load_tail
 
-            return load_tail(self.location, context)
+            if context.is_streaming:
+                return load_tail(self.location, context)
+            check_begin(self.location, context)
+            context = replace(context, begin=None)  # A sample may have any lines.
         from tidelog.pipelines.sources.files import load_files
 
         frame = load_files(context, SPARK_FORMATS[self.format], self.location, self.schema, dict(self.options))

@@ -5,13 +5,14 @@ The sink is at least once: an endpoint may have received a request whose answer 
 remembers the keys handles each row once. Each task on the executors sends its own part of the rows.
 """
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pyspark_tidelog.http_requests import Limits, RequestFailed, send
-from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext
+from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext, TemporaryError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,6 +24,8 @@ STILL_RUNS = 409
 request with such a key is repeated."""
 ANSWER_BYTES_MAX = 64 << 20
 """Largest answer of an endpoint that is read, in bytes."""
+PATH_PART_MIN = 8
+"""Shortest part of a URL's path that is removed from messages. A shorter one would remove parts of unrelated words."""
 FIRST_PAUSE_S = 0.2
 BACKOFF_MAX_S = 10.0
 """Pauses between attempts grow from FIRST_PAUSE_S to BACKOFF_MAX_S, in seconds. The header `Retry-After` of an answer
@@ -57,12 +60,13 @@ def http(
     The query parameter named `parameter` tells the endpoint where the page begins. Its value is the field `cursor` of
     the previous answer, or the field `cursor_field` of the last record, or, without both, the number of records so far.
     Pages are stored in the directory `staging` before they are processed, so that a micro-batch can be repeated.
-    `schema` names the columns of the records; without it, the only column is `value`, the JSON text.
+    `schema` names the columns of the records, and a record that does not fit it stops the pipeline. Without it, the
+    only column is `value`, the JSON text.
 
     Raises PipelineError if the arguments are not consistent.
     """
     if urlsplit(url).scheme not in {"http", "https"}:
-        raise PipelineError(f"http: the URL {url!r} does not begin with http:// or https://")
+        raise PipelineError("http: the URL does not begin with http:// or https://")
     if rows_per_request < 1 or requests_at_once < 1 or attempts < 1:
         raise PipelineError("http: rows_per_request, requests_at_once and attempts must be at least 1")
     request = Request(url, method, tuple((headers or {}).items()), attempts, timeout_s)
@@ -82,15 +86,23 @@ class Request:
 
     @property
     def shown_url(self) -> str:
-        """The URL without its user, password and parameters."""
+        """The URL without its user, password, path and parameters. The path of a webhook is a secret."""
         parts = urlsplit(self.url)
         host = parts.netloc.rpartition("@")[2]
-        return f"{parts.scheme}://{host}{parts.path}"
+        return f"{parts.scheme}://{host}{'/***' if parts.path.strip('/') else ''}"
+
+    def without_path(self, text: str) -> str:
+        """Return the text of a failure without the path of the URL and its longer parts, which a server may repeat."""
+        path = urlsplit(self.url).path.strip("/")
+        parts = [each for each in (path, *path.split("/")) if len(each) >= PATH_PART_MIN]
+        for each in sorted({*parts, *map(unquote, parts)}, key=len, reverse=True):
+            text = text.replace(each, "***")
+        return text
 
     def send(self, url: str, method: str, body: bytes | None, headers: Mapping[str, str]) -> bytes:
         """Send one request, repeat it after failures that may be temporary, and return the answer.
 
-        Raises PipelineError with the last failure.
+        Raises PipelineError with the last failure; TemporaryError if a later attempt may succeed.
         """
         limits = Limits(self.attempts, self.timeout_s, ANSWER_BYTES_MAX, FIRST_PAUSE_S, BACKOFF_MAX_S)
         all_headers = dict(self.headers) | dict(headers)
@@ -98,9 +110,9 @@ class Request:
         try:
             return send(url, limits, method=method, body=body, headers=all_headers, also_repeated=repeated)
         except RequestFailed as error:
-            raise PipelineError(
-                f"http {self.shown_url}: {method} failed after {error.attempts} attempts: {error}"
-            ) from None
+            kind = TemporaryError if error.may_be_temporary else PipelineError
+            failure = self.without_path(str(error))
+            raise kind(f"http {self.shown_url}: {method} failed after {error.attempts} attempts: {failure}") from None
 
 
 @dataclass(frozen=True)
@@ -174,7 +186,7 @@ def send_rows(
     batches: "Iterator[pa.RecordBatch]", request: Request, rows_per_request: int, key: str
 ) -> "Iterator[pa.RecordBatch]":
     """Send the rows of one task, which are JSON texts, and yield the number of requests as one row. Request number n
-    has the idempotency key `key`-n.
+    has the idempotency key `key`-n-hash.
     """
     import pyarrow as pa
 
@@ -192,6 +204,11 @@ def send_rows(
 
 
 def post(request: Request, rows: list[str], is_single: bool, key: str) -> None:
-    body = rows[0] if is_single else f"[{','.join(rows)}]"
-    headers = {"Content-Type": "application/json", IDEMPOTENCY_KEY: key}
-    request.send(request.url, request.method, body.encode(), headers)
+    """Send one request. Its idempotency key is `key` and a hash of the body.
+
+    If the pipeline was changed before a micro-batch is repeated, the requests have other bodies. Without the hash, an
+    endpoint that remembers keys would ignore their rows.
+    """
+    body = (rows[0] if is_single else f"[{','.join(rows)}]").encode()
+    headers = {"Content-Type": "application/json", IDEMPOTENCY_KEY: f"{key}-{hashlib.sha256(body).hexdigest()[:16]}"}
+    request.send(request.url, request.method, body, headers)

@@ -7,16 +7,17 @@ commit.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext
+from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext, TemporaryError
 from tidelog.pipelines.sinks.commits import commit
 from tidelog.pipelines.sinks.extras import load
-from tidelog.pipelines.sinks.object_errors import store_errors, without_secrets
+from tidelog.pipelines.sinks.object_errors import one_line, store_errors, without_secrets
+from tidelog.pipelines.sinks.outages import is_outage
 from tidelog.pipelines.sinks.stores import IcebergStore
-from tidelog.pipelines.sinks.written_files import Layout, check_partition_columns, write_files
+from tidelog.pipelines.sinks.written_files import Layout, check_partition_columns, remove_files, write_files
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -89,8 +90,8 @@ class Iceberg:
 def load_catalog(catalog: str | Sequence[Sequence[str]], user: str) -> "Catalog":
     """Return the catalog. `user` is the sink or source that uses it.
 
-    Raises PipelineError, which names `user`, if the catalog cannot be loaded. The message does not list the properties,
-    but contains the error of the catalog's library, which may name an address.
+    Raises PipelineError, which names `user`, if the catalog cannot be loaded; TemporaryError if it does not answer. The
+    message does not list the properties, but contains the error of the catalog's library, which may name an address.
     """
     from pyiceberg.catalog import load_catalog as load_by_name
 
@@ -101,8 +102,9 @@ def load_catalog(catalog: str | Sequence[Sequence[str]], user: str) -> "Catalog"
         return load_by_name(properties.pop("name", "default"), **properties)
     except Exception as error:  # each kind of catalog has errors of its own
         named = f"the catalog {catalog}" if isinstance(catalog, str) else "the catalog"
-        text = f"{type(error).__name__}: {without_secrets(str(error), secrets_of(catalog))}"
-        raise PipelineError(f"{user}: {named} cannot be loaded: {text}") from error
+        text = f"{type(error).__name__}: {without_secrets(one_line(str(error)), secrets_of(catalog))}"
+        kind = TemporaryError if is_outage(error) else PipelineError
+        raise kind(f"{user}: {named} cannot be loaded: {text}") from error
 
 
 def secrets_of(catalog: str | Sequence[Sequence[str]]) -> tuple[tuple[str, str], ...]:
@@ -140,10 +142,20 @@ class OpenedIceberg:
         layout = Layout(directory="data/", partition_by=names, keeps_partition_columns=True)
         files = write_files(batch, store, layout, self._sink.describe())
         if files or self._replaces_rows:
-            self._commit([f"{location}/{file.path}" for file in files], batch_id)
+            unbounded = {name for file in files for name in file.unbounded}
+            if found := sorted(unbounded.intersection(names)):
+                remove_files(store, [file.path for file in files])
+                raise self._error(
+                    f"column {found[0]} is in partition_by, and has a text that is not UTF-8, or a date or time outside"
+                    " of the years 1 to 9999, which pyiceberg cannot store as the value of a partition"
+                )
+            self._commit([f"{location}/{file.path}" for file in files], batch_id, unbounded)
 
-    def _commit(self, paths: list[str], batch_id: int) -> None:
-        """Add the files, unless another process has written this micro-batch. Repeat if the table has changed."""
+    def _commit(self, paths: list[str], batch_id: int, unbounded: Collection[str]) -> None:
+        """Add the files, unless another process has written this micro-batch. Repeat if the table has changed.
+
+        The table's metadata gets no minimum and maximum of the columns `unbounded`.
+        """
         from pyiceberg.exceptions import CommitFailedException
 
         def attempt() -> None:
@@ -152,6 +164,8 @@ class OpenedIceberg:
                 raise self._error("the table was removed while the query ran")
             if self._is_written(table, batch_id):
                 return
+            for name in unbounded:  # pyiceberg fails on such values. Only the copy of the properties is changed.
+                table.metadata.properties[f"write.metadata.metrics.column.{name}"] = "counts"
             with table.transaction() as transaction:
                 self._change(transaction, paths, batch_id)
 

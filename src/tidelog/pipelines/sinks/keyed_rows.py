@@ -59,8 +59,19 @@ class KeyedRows:
 
 def repeated(sink: str, key: Sequence[str], values: Sequence[object]) -> PipelineError:
     """Return the error for several rows of one micro-batch with the same key."""
-    shown = ", ".join(f"{name}={value!r}" for name, value in zip(key, values, strict=True))
     return PipelineError(
-        f"{sink}: several rows of one micro-batch have the key {shown}: name a column in order_by, so that only the "
-        "row with the largest value in this column is used"
+        f"{sink}: several rows of one micro-batch have the key {shown(key, values)}: name a column in order_by, so that"
+        " only the row with the largest value in this column is used"
     )
+
+
+def null_in_key(sink: str, key: Sequence[str], values: Sequence[object]) -> PipelineError:
+    """Return the error for a row with a null in its key, for a target in which a null is not equal to another null."""
+    return PipelineError(
+        f"{sink}: a row has the key {shown(key, values)}: a column of key cannot be null: leave such rows out, as in"
+        f" rows.where('{' and '.join(f'{name} is not null' for name in key)}'), or replace the null"
+    )
+
+
+def shown(key: Sequence[str], values: Sequence[object]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in zip(key, values, strict=True))

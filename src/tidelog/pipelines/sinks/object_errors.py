@@ -9,7 +9,9 @@ from tidelog.pipelines.declarations import PipelineError, TemporaryError
 
 Pairs = Iterable[tuple[str, str]]
 
-SECRET_NAME = re.compile(r"secret|token|password|credential|access.?key|account.?key|sas|passphrase", re.IGNORECASE)
+SECRET_NAME = re.compile(
+    r"secret|token|password|credential|(?:access|account|api|private|shared).?key|sas|passphrase|jaas", re.IGNORECASE
+)
 """Names of options whose values are never shown."""
 HIDDEN = "***"
 DETAIL_MAX = 400

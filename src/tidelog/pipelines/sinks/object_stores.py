@@ -87,6 +87,11 @@ class Objects:
         with self.errors(), obstore.open_writer(self.open(), path) as stream:
             yield CountedStream(stream)
 
+    def remove(self, path: str) -> None:
+        import obstore
+
+        obstore.delete(self.open(), path)
+
 
 class CountedStream:
     """A stream of obstore with the position that writers of files ask for."""

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext
+from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext, TemporaryError
 from tidelog.pipelines.sinks.extras import load
-from tidelog.pipelines.sinks.keyed_rows import DELETED, KeyedRows, repeated
+from tidelog.pipelines.sinks.keyed_rows import DELETED, KeyedRows, null_in_key, repeated
+from tidelog.pipelines.sinks.outages import is_outage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -47,7 +48,8 @@ def sql(
     As a sink: the table is created if it does not exist. Rows are appended. With `key`, a row replaces the row with the
     same key. `delete` is a condition in Spark's SQL, or a boolean column, which is not stored: a row for which it is
     true removes the row with its key. `order_by` is a column: among rows of one micro-batch with the same key, the one
-    with the largest value counts. With the output mode `complete`, each micro-batch replaces all rows.
+    with the largest value counts. A null in a column of `key` is an error. With the output mode `complete`, each
+    micro-batch replaces all rows.
 
     As a source of a stream: `incrementing` names a column whose values grow with each new row, or `timestamp` a column
     with the time of the last change of a row. A row is read when its timestamp is older than `delay`. A micro-batch has
@@ -180,6 +182,9 @@ class OpenedSql:
         finds_repeated = self._sink.keyed is not None and self._sink.keyed.order_by is None
         keys: set[tuple[Any, ...]] = set()  # stays empty with `order_by`, with which each key has one row
         for chunk in in_chunks(rows.toLocalIterator(prefetchPartitions=True)):
+            for row in chunk if key else ():
+                if any(row[name] is None for name in key):
+                    raise null_in_key(self._sink.describe(), key, [row[name] for name in key])
             for row in chunk if finds_repeated else ():
                 values = tuple(convert[name](row[name]) for name in key)
                 if values in keys:
@@ -250,7 +255,7 @@ class OpenedSql:
 
 @dataclass(frozen=True)
 class _DatabaseErrors:
-    """A context that turns errors of the database into PipelineError.
+    """A context that turns errors of the database into PipelineError, and outages into TemporaryError.
 
     The message is the database's own. It does not contain the statement and its parameters, but the database may name
     the value that it refuses.
@@ -266,7 +271,8 @@ class _DatabaseErrors:
         from sqlalchemy.exc import SQLAlchemyError
 
         if isinstance(error, SQLAlchemyError):
-            raise PipelineError(f"{self.place}: {error_text(error)}") from error
+            kind = TemporaryError if is_outage(error) else PipelineError
+            raise kind(f"{self.place}: {error_text(error)}") from error
 
 
 def error_text(error: "SQLAlchemyError") -> str:

@@ -18,6 +18,10 @@ class Store(Protocol):
         """
         ...
 
+    def remove(self, path: str) -> None:
+        """Remove a file of an attempt that failed. It may be missing."""
+        ...
+
 
 @dataclass(frozen=True)
 class LocalStore:
@@ -35,6 +39,9 @@ class LocalStore:
             stream.flush()
             os.fsync(stream.fileno())
         sync_directory(file.parent)
+
+    def remove(self, path: str) -> None:
+        (Path(self.root) / path).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,12 @@ class DeltaStore:
             with file_system.open_output_stream(path) as stream:
                 yield stream
 
+    def remove(self, path: str) -> None:
+        from deltalake.fs import DeltaStorageHandler
+        from pyarrow.fs import PyFileSystem
+
+        PyFileSystem(DeltaStorageHandler(self.url, dict(self.options))).delete_file(path)
+
 
 @dataclass(frozen=True)
 class IcebergStore:
@@ -77,6 +90,11 @@ class IcebergStore:
             file_io = load_file_io(dict(self.properties), self.location)
             with file_io.new_output(f"{self.location}/{path}").create() as stream:
                 yield stream
+
+    def remove(self, path: str) -> None:
+        from pyiceberg.io import load_file_io
+
+        load_file_io(dict(self.properties), self.location).delete(f"{self.location}/{path}")
 
 
 def is_url(path: str) -> bool:

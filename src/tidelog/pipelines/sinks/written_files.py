@@ -7,8 +7,8 @@ commits only files of these lists. It gets no list of a task that failed, and on
 import json
 import re
 import uuid
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,8 +30,8 @@ ROW_GROUP_BYTES = 32 << 20
 STATISTICS_TEXT_MAX = 64
 """Longest minimum or maximum of a text column that the statistics of a file contain, in characters."""
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-"""Stands for a null in the name of a directory, as in Hive, Spark and Arrow."""
-RESULT = "path string, size long, rows long, partition array<string>, statistics string"
+"""Stands for a null or an empty text in the name of a directory, as in Hive, Spark and Arrow."""
+RESULT = "path string, size long, rows long, partition array<string>, statistics string, unbounded array<string>"
 
 
 class WrittenFile(NamedTuple):
@@ -43,7 +43,10 @@ class WrittenFile(NamedTuple):
     partition: list[str | None]
     """Values of the partition columns as texts."""
     statistics: str
-    """JSON in Delta's format: numRecords, minValues, maxValues, nullCount. Empty for a file of lines."""
+    """JSON in Delta's format: numRecords, minValues, maxValues, nullCount. Empty unless the layout has statistics."""
+    unbounded: list[str]
+    """Columns that have a text that is not UTF-8, or a date or time that Python does not have, as the minimum or
+    maximum of a row group."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,8 @@ class Layout:
     header: str = ""
     """First line of each file of lines; empty for none."""
     compression: str = "zstd"
+    has_statistics: bool = False
+    """Whether to return statistics of the files (Delta)."""
     file_bytes_max: int | None = None
     """Size at which a task completes a file and begins another one, in bytes; None for no limit."""
 
@@ -105,22 +110,21 @@ def write_task(batches: "Iterator[pa.RecordBatch]", store: Store, layout: Layout
 
     files: list[WrittenFile] = []
     writers: dict[tuple[str | None, ...], _FileWriter] = {}
-    with ExitStack() as on_error:
-        on_error.callback(abandon, writers)  # without an error, no writer is left at the end of the block
+    with removed_on_error(store, files), abandoned_on_error(store, writers):
         for batch in batches:
             for partition, rows in split(pa.Table.from_batches([in_utc(batch)]), layout.partition_by):
                 # A partition with new rows moves to the end, so the first one has not had rows for the longest time.
                 writer = writers.pop(partition, None)
                 if writer is None:
                     if len(writers) >= OPEN_FILES_MAX:
-                        files.append(writers.pop(next(iter(writers))).close())
+                        complete(next(iter(writers)), writers, files)
                     writer = _FileWriter(store, layout, partition)
                 writers[partition] = writer
                 writer.write(rows if layout.keeps_partition_columns else rows.drop_columns(list(layout.partition_by)))
                 if layout.file_bytes_max is not None and writer.size >= layout.file_bytes_max:
-                    files.append(writers.pop(partition).close())
+                    complete(partition, writers, files)
         while writers:
-            files.append(writers.pop(next(iter(writers))).close())
+            complete(next(iter(writers)), writers, files)
     schema = pa.schema(
         [
             ("path", pa.string()),
@@ -128,14 +132,50 @@ def write_task(batches: "Iterator[pa.RecordBatch]", store: Store, layout: Layout
             ("rows", pa.int64()),
             ("partition", pa.list_(pa.string())),
             ("statistics", pa.string()),
+            ("unbounded", pa.list_(pa.string())),
         ]
     )
     yield pa.RecordBatch.from_pylist([file._asdict() for file in files], schema)
 
 
-def abandon(writers: "dict[tuple[str | None, ...], _FileWriter]") -> None:
-    for writer in writers.values():
-        writer.abandon()
+def complete(
+    partition: tuple[str | None, ...],
+    writers: "dict[tuple[str | None, ...], _FileWriter]",
+    files: list[WrittenFile],
+) -> None:
+    """Complete the file of a partition. If this fails, the writer remains in `writers`, so that its file is removed."""
+    files.append(writers[partition].close())
+    del writers[partition]
+
+
+@contextmanager
+def removed_on_error(store: Store, files: list[WrittenFile]) -> "Iterator[None]":
+    """After an error, remove the files, to which nothing refers yet."""
+    try:
+        yield
+    except BaseException:
+        remove_files(store, [file.path for file in files])
+        raise
+
+
+@contextmanager
+def abandoned_on_error(store: Store, writers: "dict[tuple[str | None, ...], _FileWriter]") -> "Iterator[None]":
+    """After an error, close the files of the writers that are left, and remove them."""
+    try:
+        yield
+    except BaseException:
+        for writer in writers.values():
+            writer.abandon()
+        remove_files(store, [writer.path for writer in writers.values()])
+        raise
+
+
+def remove_files(store: Store, paths: Iterable[str]) -> None:
+    """Remove files to which nothing refers. One that cannot be removed remains, and no reader sees it."""
+    for path in paths:
+        with suppress(Exception):  # each kind of store has errors of its own
+            if path:
+                store.remove(path)
 
 
 @dataclass
@@ -148,7 +188,8 @@ class _FileWriter:
     _pending: "list[pa.Table]" = field(default_factory=list)
     _pending_bytes: int = 0
     _rows: int = 0
-    _path: str = ""
+    path: str = ""
+    """Relative to the root of the store; empty until the file is created."""
     _stream: Any = None
     _parquet: Any = None
     _footers: list[Any] = field(default_factory=list)
@@ -171,11 +212,17 @@ class _FileWriter:
             self._parquet.close()
         size = self._stream.tell()
         self._stack.close()
-        statistics = parquet_statistics(self._footers[0]) if self._footers else ""
-        return WrittenFile(self._path, size, self._rows, list(self.partition), statistics)
+        footer = self._footers[0] if self._footers else None
+        unbounded = unbounded_columns(footer) if footer is not None else []
+        statistics = parquet_statistics(footer, unbounded) if footer is not None and self.layout.has_statistics else ""
+        return WrittenFile(self.path, size, self._rows, list(self.partition), statistics, unbounded)
 
     def abandon(self) -> None:
-        """Close the file without making it complete. Nothing refers to it."""
+        """Close the file without making it complete."""
+        if self._parquet is not None:
+            with suppress(Exception):
+                self._parquet.close()  # else pyarrow closes it later, when the stream is closed, and prints an error
+            self._parquet.is_open = False
         with ExitStack() as quiet:
             quiet.push(lambda *_: True)  # suppresses every error of the close
             self._stack.__exit__(InterruptedError, InterruptedError("the task failed"), None)
@@ -193,8 +240,8 @@ class _FileWriter:
             if not layout.has_exact_directories:
                 names = [re.sub(r"[^\w.=-]", "_", name, flags=re.ASCII) for name in names]
             directories = "".join(f"{name}/" for name in names)
-            self._path = f"{layout.directory}{directories}part-{uuid.uuid4().hex}{layout.suffix}"
-            self._stream = self._stack.enter_context(self.store.create(self._path))
+            self.path = f"{layout.directory}{directories}part-{uuid.uuid4().hex}{layout.suffix}"
+            self._stream = self._stack.enter_context(self.store.create(self.path))
             if layout.encoding == "parquet":
                 self._parquet = pq.ParquetWriter(
                     self._stream, rows.schema, compression=layout.compression, metadata_collector=self._footers
@@ -204,7 +251,8 @@ class _FileWriter:
         if self._parquet is not None:
             self._parquet.write_table(rows, row_group_size=max(1, rows.num_rows))
         else:
-            self._stream.write("".join(f"{line}\n" for line in rows.column(0).to_pylist()).encode())
+            # Spark's texts may contain bytes that are not UTF-8. As in Spark's text files, a null is an empty line.
+            self._stream.write(b"".join((line or b"") + b"\n" for line in rows.column(0).cast(pa.binary()).to_pylist()))
         self._rows += rows.num_rows
         self._pending, self._pending_bytes = [], 0
 
@@ -236,19 +284,31 @@ def split(rows: "pa.Table", names: tuple[str, ...]) -> "Iterator[tuple[tuple[str
 
 
 def partition_texts(column: "pa.ChunkedArray") -> "pa.Array":
-    """Return the values of a partition column as texts, in the form that Delta prescribes."""
+    """Return the values of a partition column as texts, in the form that Delta prescribes.
+
+    Bytes that are not UTF-8 are replaced by U+FFFD, as Spark does, because names of directories and the logs of tables
+    cannot contain them.
+    """
     import pyarrow as pa
 
     if pa.types.is_timestamp(column.type):
-        values = [None if value is None else value.strftime("%Y-%m-%d %H:%M:%S.%f") for value in column.to_pylist()]
-        return pa.array(values, pa.string())
-    return column.cast(pa.string()).combine_chunks()
+        column = column.cast(pa.timestamp("us"))
+    texts = column.cast(pa.string()).combine_chunks()
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        values = texts.cast(pa.binary()).to_pylist()
+        return pa.array([None if value is None else value.decode(errors="replace") for value in values], pa.string())
+    return texts
 
 
 def hive_directories(names: tuple[str, ...], values: tuple[str | None, ...]) -> list[str]:
-    """Return the names of the directories of a partition, as `country=FR`, with the escapes of Hive and Spark."""
+    """Return the names of the directories of a partition, as `country=FR`, with the escapes of Hive and Spark.
+
+    An empty text becomes NULL_PARTITION, as in Spark: no reader accepts a directory named `country=`.
+    """
     return [
-        f"{escaped(name)}={NULL_PARTITION if value is None else escaped(value)}"
+        f"{escaped(name)}={escaped(value) if value else NULL_PARTITION}"
         for name, value in zip(names, values, strict=True)
     ]
 
@@ -257,26 +317,48 @@ def escaped(text: str) -> str:
     return re.sub(r"""[\x00-\x1f"#%'*/:=?\\\x7f{}\[\]^]""", lambda found: f"%{ord(found[0]):02X}", text)
 
 
-def parquet_statistics(footer: Any) -> str:
-    """Return the statistics of a Parquet file for the log of a Delta table. Nested columns have none."""
+def parquet_statistics(footer: Any, unbounded: list[str]) -> str:
+    """Return the statistics of a Parquet file for the log of a Delta table.
+
+    Nested columns have none. The columns `unbounded` have no minimum and maximum.
+    """
     minima: dict[str, Any] = {}
     maxima: dict[str, Any] = {}
     nulls: dict[str, int] = {}
-    for index in range(footer.num_columns):
-        name = footer.schema.column(index).path
-        groups = [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)]
-        if footer.schema.column(index).max_repetition_level or footer.schema.column(index).max_definition_level > 1:
-            continue
-        if "." in name or any(group is None or not group.has_null_count for group in groups):
+    for name, groups in flat_statistics(footer):
+        if any(group is None or not group.has_null_count for group in groups):
             continue
         nulls[name] = sum(group.null_count for group in groups)
-        bounded = [group for group in groups if group.has_min_max]
-        if len(bounded) == len(groups) and groups:
-            lowest, highest = min(g.min for g in bounded), max(g.max for g in bounded)
+        if groups and all(group.has_min_max for group in groups) and name not in unbounded:
+            lowest, highest = min(group.min for group in groups), max(group.max for group in groups)
             texts = [_statistic(lowest), _statistic(highest)]
             if None not in texts:
                 minima[name], maxima[name] = texts
     return json.dumps({"numRecords": footer.num_rows, "minValues": minima, "maxValues": maxima, "nullCount": nulls})
+
+
+def unbounded_columns(footer: Any) -> list[str]:
+    """Return the columns, except nested ones, with a minimum or maximum that pyarrow cannot turn into an object."""
+    names = []
+    for name, groups in flat_statistics(footer):
+        try:
+            for group in groups:
+                if group is not None and group.has_min_max:
+                    _ = group.min, group.max
+        except (UnicodeDecodeError, OverflowError):
+            names.append(name)
+    return names
+
+
+def flat_statistics(footer: Any) -> "Iterator[tuple[str, list[Any]]]":
+    """Yield the name and the statistics of all row groups for each column that is not nested."""
+    for index in range(footer.num_columns):
+        column = footer.schema.column(index)
+        if "." not in column.path and not column.max_repetition_level and column.max_definition_level <= 1:
+            yield (
+                column.path,
+                [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)],
+            )
 
 
 def _statistic(value: object) -> object:

@@ -22,6 +22,7 @@ from pyspark.sql.types import StructType
 from tidelog.pipelines.declarations import PipelineError, SourceContext, TemporaryError
 from tidelog.pipelines.sinks.object_errors import one_line, store_error, store_errors, without_secrets
 from tidelog.pipelines.sinks.stores import is_url
+from tidelog.pipelines.sources.columns import check_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,11 +39,12 @@ def load_delta(
     location: str, options: Mapping[str, str], begin_version: int | None, context: SourceContext
 ) -> "DataFrame":
     context.spark.dataSource.register(DeltaDataSource)
+    begins_after_version = begin_version is not None and context.begin is None
     source_options = {
         "location": location,
         "storageSecrets": json.dumps(dict(options)),  # Spark hides the values of options with such names
-        "begin": json.dumps(begin_version if begin_version is not None else context.begin),
-        "beginIsVersion": str(begin_version is not None),
+        "begin": json.dumps(begin_version if begins_after_version else context.begin),
+        "beginIsVersion": str(begins_after_version),
     }
     if context.is_streaming:
         return context.spark.readStream.format(DeltaDataSource.name()).options(**source_options).load()
@@ -66,7 +68,7 @@ class DeltaDataSource(DataSource):
         return "tidelog-delta"
 
     def schema(self) -> StructType:
-        return StructType.fromJson(json.loads(DeltaLog(self.options).table().schema().to_json()))
+        return DeltaLog(self.options).columns()
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return DeltaReader(self.options, schema)
@@ -98,6 +100,10 @@ class DeltaLog:
         if "columnMapping" in features and "delta.columnMapping.mode" in table.metadata().configuration:
             raise PipelineError(f"delta {self.location}: the table maps its columns, which this source cannot read")
         return table
+
+    def columns(self) -> StructType:
+        """Return the columns of the newest version of the table."""
+        return StructType.fromJson(json.loads(self.table().schema().to_json()))
 
     def files(self, version: int) -> list[DeltaFile]:
         """Return all files of one version of the table."""
@@ -188,6 +194,7 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from tidelog.pipelines.sinks.arrow_types import arrow_schema
 
         self._log = DeltaLog(options)
+        self._columns = schema
         self._schema = arrow_schema(schema)
         self._begin = json.loads(options["begin"])
         self._begin_is_version = options["beginIsVersion"] == "True"
@@ -212,6 +219,7 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"version": self._limited(start["version"], latest)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        check_columns(f"delta {self._log.location}", self._columns, self._log.columns())
         begin = start["version"] if start else end["begin"]
         if begin == NO_VERSION:
             return list(self._log.files(end["version"]))

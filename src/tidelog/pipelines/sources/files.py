@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from tidelog.pipelines.declarations import PipelineError, SourceContext
+from tidelog.pipelines.declarations import PipelineError, SourceContext, refused_begin
 from tidelog.pipelines.failures import first_line
 
 if TYPE_CHECKING:
@@ -18,6 +18,14 @@ this. Spark's default is a week, so a file that is moved into the directory late
 ANY_AGE = "365000d"
 """A value of this option that lets a stream read files of any age, in a form that Spark accepts."""
 
+STRICT = {"mode": "FAILFAST"}
+"""Makes a line that is not JSON or CSV, or does not fit the schema, an error. By default, Spark would make it a row of
+nulls."""
+SETS_MALFORMED = ("mode", "columnnameofcorruptrecord")
+"""Options, in lower case, that say what becomes of malformed lines."""
+CORRUPT_RECORD = "_corrupt_record"
+"""Spark stores malformed lines in a column with this name, if the schema has it."""
+
 
 def load_files(
     context: SourceContext, kind: str, path: str, schema: str | None, options: Mapping[str, str]
@@ -25,15 +33,24 @@ def load_files(
     """Return the rows of the files at `path`: a directory, a file or a pattern. `kind` is a name of Spark's formats.
 
     Raises PipelineError if the columns are unknown: without a `schema`, they are inferred from the files that exist.
+    Also raises it if `context.begin` is not the earliest row, because Spark's source reads all files.
     """
+    from py4j.protocol import Py4JJavaError
     from pyspark.errors import AnalysisException
 
+    if context.begin not in {None, "earliest"}:
+        raise refused_begin(f"{kind} {path}", "a stream begins with the oldest file", context)
+
+    if kind in ("json", "csv") and not _sets_malformed(schema, options):
+        options = STRICT | dict(options)
     if not context.is_streaming:
         reader = context.spark.read.format(kind).options(**options)
         try:
             frame = (reader.schema(schema) if schema else reader).load(path)
         except AnalysisException as error:
             raise PipelineError(f"{kind} {path}: {error.getMessage() or error}") from error
+        except Py4JJavaError as error:
+            raise _malformed(kind, path, error) from None
         return frame if context.rows_max is None else frame.limit(context.rows_max)
     stream_options = dict(options)
     if all(name.lower() != MAX_FILE_AGE.lower() for name in options):
@@ -48,6 +65,22 @@ def load_files(
                 f"{kind} {path}: there are no files yet, so the columns are unknown: name them in schema, as in "
                 f'schema="id long, name string" ({first_line(str(error))})'
             ) from error
+        except Py4JJavaError as error:
+            raise _malformed(kind, path, error) from None
         return context.spark.readStream.format(kind).options(**stream_options).schema(columns).load(path)
     stream = context.spark.readStream.format(kind).options(**stream_options)
     return (stream.schema(schema) if schema else stream).load(path)
+
+
+def _sets_malformed(schema: str | None, options: Mapping[str, str]) -> bool:
+    """Return whether the declaration says what becomes of malformed lines."""
+    return CORRUPT_RECORD in (schema or "") or any(name.lower() in SETS_MALFORMED for name in options)
+
+
+def _malformed(kind: str, path: str, error: Exception) -> PipelineError:
+    """Return the error for files whose columns cannot be inferred, because some of their lines are malformed."""
+    cause = first_line(str(error).partition("SparkException: ")[2] or str(error))
+    return PipelineError(
+        f"{kind} {path}: the columns cannot be inferred, perhaps because a line is malformed: correct the files, or"
+        f' name the columns in schema, as in schema="id long, name string" ({cause})'
+    )

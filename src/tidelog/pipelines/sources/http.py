@@ -2,9 +2,11 @@
 
 An endpoint cannot be asked to repeat an old answer. So each page is stored in the staging directory, together with the
 cursor of the next page, before it becomes part of a micro-batch. The position of a stream is the number of the last
-page that was read. When a micro-batch has been committed, the pages before its last one are removed.
+page that was read. When a micro-batch has been committed, the pages before its last one are removed. A page without
+records is not stored, but its cursor is.
 """
 
+import hashlib
 import json
 import os
 import time
@@ -19,7 +21,8 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from tidelog.pipelines.declarations import PipelineError, SourceContext, interval_s
+from pyspark_tidelog.formats import json as json_format
+from tidelog.pipelines.declarations import PipelineError, SourceContext, interval_s, refused_begin
 from tidelog.pipelines.sinks.http import Http, Paging, Request
 from tidelog.pipelines.sinks.stores import local_path, sync_directory
 
@@ -30,6 +33,8 @@ NO_PAGE: dict[str, Any] = {"cursor": None, "known": 0, "records_before": 0, "rec
 """Used as the stored page before the first one. In a stored page, `cursor` and `known` say where the next page begins:
 the page at `cursor` begins with `known` records that are stored already. `records_before` is the number of records of
 the pages before this one."""
+MOVED_CURSOR = "cursor"
+"""Name of the file with the cursor of the last answer, if that answer had a new cursor and no records."""
 PAGES_MAX = 100
 """Upper bound on the pages of one micro-batch."""
 
@@ -39,9 +44,7 @@ def load_http(source: Http, context: SourceContext) -> "DataFrame":
 
     spark = context.spark
     if context.begin not in {None, "earliest"}:
-        raise PipelineError(
-            f"{source.describe()}: a stream begins with the first page of the endpoint: leave out --from"
-        )
+        raise refused_begin(source.describe(), "a stream begins with the first page of the endpoint", context)
     if not context.is_streaming:
         page = Endpoint(source.request, source.paging).page(None, 0)
         rows = page.records if context.rows_max is None else page.records[: context.rows_max]
@@ -60,9 +63,29 @@ def load_http(source: Http, context: SourceContext) -> "DataFrame":
             "intervalS": str(interval_s(source.interval, source.describe())),
         }
         frame = spark.readStream.format(HttpDataSource.name()).options(**options).load()
+        frame = frame.alias(pages_alias(source.staging))
     if source.schema is None:
         return frame
-    return frame.select(functions.from_json("value", source.schema).alias("record")).select("record.*")
+    decoded = frame.select(json_format(source.schema).decode(functions.col("value")).alias("decoded"))
+    message = functions.concat(
+        functions.lit(f"pipeline {context.pipeline}: a record of {source.describe()} cannot be parsed: "),
+        functions.col("decoded.error"),
+        functions.lit(
+            ". Leave out schema, and parse the column value in the pipeline's function, to put such records aside"
+        ),
+    )
+    # A filter, because Spark leaves out a column that the pipeline's function does not use.
+    is_parsed = functions.when(
+        functions.col("decoded.error").isNotNull(), functions.raise_error(message).cast("boolean")
+    ).otherwise(functions.lit(True))
+    return decoded.where(is_parsed).select("decoded.record.*")
+
+
+def pages_alias(staging: str) -> str:
+    """Return the name that the stream of pages from a staging directory has in Spark's plans. It shows which queries
+    read the pages.
+    """
+    return f"pages_{hashlib.sha256(local_path(staging).encode()).hexdigest()[:16]}"
 
 
 @dataclass(frozen=True)
@@ -141,25 +164,46 @@ class Staging:
 
     def add(self, number: int, page: dict[str, Any]) -> bool:
         """Store a page. Return False, and change nothing, if another process has stored this page."""
-        temporary = self._directory / f"{uuid.uuid4().hex}.tmp"
+        temporary = self._write(page)
         try:
-            with open(temporary, "x") as stream:
-                json.dump(page, stream)
-                stream.flush()
-                os.fsync(stream.fileno())
-            try:
-                self._path(number).hardlink_to(temporary)
-            except FileExistsError:
-                return False
+            self._path(number).hardlink_to(temporary)
+        except FileExistsError:
+            return False
         finally:
             temporary.unlink()
         sync_directory(self._directory)
         return True
 
+    def moved_cursor(self, number: int) -> Any:
+        """Return the cursor that `move_cursor` stored for this page, which is the newest one; None if there is none."""
+        try:
+            moved = json.loads((self._directory / MOVED_CURSOR).read_text())
+        except FileNotFoundError:
+            return None
+        return moved["cursor"] if moved["page"] == number else None
+
+    def move_cursor(self, number: int, cursor: Any) -> None:
+        """Store where the page after page `number` begins. It replaces the cursor of that page."""
+        self._write({"page": number, "cursor": cursor}).replace(self._directory / MOVED_CURSOR)
+        sync_directory(self._directory)
+
     def remove_before(self, number: int) -> None:
         for path in self._directory.glob("*.json"):
             if int(path.stem) < number:
                 path.unlink(missing_ok=True)
+
+    def _write(self, content: Mapping[str, Any]) -> Path:
+        """Write a new file with a temporary name, and return its path."""
+        temporary = self._directory / f"{uuid.uuid4().hex}.tmp"
+        try:
+            with open(temporary, "x") as stream:
+                json.dump(content, stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        return temporary
 
     def _path(self, number: int) -> Path:
         return self._directory / f"{number:012}.json"
@@ -234,12 +278,20 @@ class HttpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         number = self._staging.last()
         previous = self._staging.load(number) if number else NO_PAGE
         cursor, known = previous["cursor"], previous["known"]
+        moved = self._staging.moved_cursor(number)
+        if moved is not None:
+            cursor, known = moved, 0
         count = previous["records_before"] + len(previous["records"])
         stored = 0
         while stored < pages_max:
             page = self._endpoint.page(cursor, count)
             records = page.records[known:]
             has_new_cursor = page.cursor is not None and page.cursor != cursor
+            if not page.records and has_new_cursor:
+                # Some endpoints give a new cursor with each answer, also if there are no more records. So the next poll
+                # continues here.
+                self._staging.move_cursor(number + stored, page.cursor)
+                break
             if not records and not has_new_cursor:
                 break
             # If answers contain cursors, a page without a new cursor is the last one. The next poll requests it again,

@@ -15,9 +15,10 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from tidelog.pipelines.declarations import PipelineError, SourceContext
+from tidelog.pipelines.declarations import PipelineError, SourceContext, refused_begin
 from tidelog.pipelines.sinks.iceberg import load_catalog, secrets_of
 from tidelog.pipelines.sinks.object_errors import store_errors
+from tidelog.pipelines.sources.columns import check_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,7 +33,8 @@ snapshot."""
 
 def load_iceberg(name: str, catalog: str | tuple[tuple[str, str], ...], context: SourceContext) -> "DataFrame":
     if isinstance(context.begin, int):
-        raise PipelineError(f"iceberg {name}: a stream can begin with `earliest` or `latest`, but not with a timestamp")
+        accepted = "a stream can begin with `earliest` or `latest`, but not with a timestamp"
+        raise refused_begin(f"iceberg {name}", accepted, context)
     context.spark.dataSource.register(IcebergDataSource)
     options = {
         "table": name,
@@ -60,11 +62,7 @@ class IcebergDataSource(DataSource):
         return "tidelog-iceberg"
 
     def schema(self) -> StructType:
-        from pyiceberg.io.pyarrow import schema_to_pyarrow
-        from pyspark.sql.pandas.types import from_arrow_schema
-
-        schema = schema_to_pyarrow(IcebergHistory(self.options).table().schema(), include_field_ids=False)
-        return from_arrow_schema(schema)
+        return IcebergHistory(self.options).columns()
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return IcebergReader(self.options, schema)
@@ -91,6 +89,13 @@ class IcebergHistory:
                 return catalog.load_table(self.name)
         except NoSuchTableError as error:
             raise PipelineError(f"{user}: there is no such table in the catalog") from error
+
+    def columns(self) -> StructType:
+        """Return the present columns of the table."""
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        return from_arrow_schema(schema_to_pyarrow(self.table().schema(), include_field_ids=False))
 
     def newest(self) -> str:
         snapshot = self.table().current_snapshot()
@@ -169,6 +174,7 @@ class IcebergStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._history = IcebergHistory(options)
+        self._columns = schema
         self._rows = _FileRows(self._history, schema)
         self._begins_with_latest = options["begin"] == "latest"
         self._target: str | None = None
@@ -187,6 +193,7 @@ class IcebergStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start if start["snapshot"] == newest else {"snapshot": newest}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        check_columns(f"iceberg {self._history.name}", self._columns, self._history.columns())
         begin = start["snapshot"] if start else end["begin"]
         if begin == NO_SNAPSHOT:
             return list(self._history.files(end["snapshot"]))

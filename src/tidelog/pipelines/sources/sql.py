@@ -30,7 +30,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from tidelog.pipelines.declarations import PipelineError, SourceContext, interval_s
+from tidelog.pipelines.declarations import PipelineError, SourceContext, interval_s, refused_begin
+from tidelog.pipelines.sources.columns import check_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -61,9 +62,8 @@ def load_sql(source: "Sql", context: SourceContext) -> "DataFrame":
             "sql(..., timestamp='changed_at')"
         )
     if isinstance(context.begin, int) and source.timestamp is None:
-        raise PipelineError(
-            f"{source.describe()}: a stream that begins at a timestamp needs sql(..., timestamp=COLUMN)"
-        )
+        accepted = "a stream that begins at a timestamp needs sql(..., timestamp=COLUMN)"
+        raise refused_begin(source.describe(), accepted, context)
     return context.spark.readStream.format(SqlDataSource.name()).options(**options).load()
 
 
@@ -83,17 +83,13 @@ class SqlDataSource(DataSource):
         return "tidelog-sql"
 
     def schema(self) -> StructType:
-        table = TableReader(self.options).table
-        schema = StructType()
-        for column in table.columns:
-            schema = schema.add(column.name, _spark_data_type(spark_type(column)), True)
-        return schema
+        return TableReader(self.options).columns()
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return SqlReader(self.options)
+        return SqlReader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return SqlStreamReader(self.options)
+        return SqlStreamReader(self.options, schema)
 
 
 class TableReader:
@@ -120,7 +116,19 @@ class TableReader:
             )
         self.column: Column[Any] | None = table.columns[name] if name else None
 
-    def rows(self, selected: ValueRange) -> Iterator[tuple[Any, ...]]:
+    def columns(self) -> StructType:
+        """Return the present columns of the table."""
+        schema = StructType()
+        for column in self.table.columns:
+            schema = schema.add(column.name, _spark_data_type(spark_type(column)), True)
+        return schema
+
+    def rows(self, selected: ValueRange, columns: StructType) -> Iterator[tuple[Any, ...]]:
+        """Yield the values of `columns`. Raises TemporaryError if the table now has other columns."""
+        check_columns(f"sql {self.name}", columns, self.columns(), by_position=True)
+        return self._rows(selected)
+
+    def _rows(self, selected: ValueRange) -> Iterator[tuple[Any, ...]]:
         import sqlalchemy as sa
 
         statement = sa.select(self.table)
@@ -207,7 +215,8 @@ class TableReader:
 class SqlReader(DataSourceReader):
     """Reads all rows of a table."""
 
-    def __init__(self, options: Mapping[str, str]) -> None:
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        self._columns = schema
         self._options = {name: options[name] for name in OPTION_NAMES if name in options}
 
     def partitions(self) -> list[InputPartition]:
@@ -215,13 +224,14 @@ class SqlReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
         assert isinstance(partition, ValueRange)
-        return TableReader(self._options).rows(partition)
+        return TableReader(self._options).rows(partition, self._columns)
 
 
 class SqlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads the rows that are new since the last micro-batch."""
 
-    def __init__(self, options: Mapping[str, str]) -> None:
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        self._columns = schema
         self._options = {name: options[name] for name in OPTION_NAMES if name in options}
         self._begin = json.loads(options["begin"])
         self._is_timestamp = options["isTimestamp"] == "True"
@@ -255,7 +265,7 @@ class SqlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
         assert isinstance(partition, ValueRange)
-        return TableReader(self._options).rows(partition)
+        return TableReader(self._options).rows(partition, self._columns)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the connection: a task opens its own."""

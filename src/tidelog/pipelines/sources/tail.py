@@ -21,7 +21,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from tidelog.pipelines.declarations import PipelineError, SourceContext, TemporaryError
+from tidelog.pipelines.declarations import PipelineError, SourceContext, TemporaryError, refused_begin
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -42,9 +42,15 @@ HASHES = "hashes"
 early version have no hashes."""
 
 
-def load_tail(pattern: str, context: SourceContext) -> "DataFrame":
+def check_begin(pattern: str, context: SourceContext) -> None:
+    """Raise PipelineError if a stream cannot begin at `context.begin`."""
     if isinstance(context.begin, int):
-        raise PipelineError(f"file {pattern}: a stream can begin with `earliest` or `latest`, but not with a timestamp")
+        accepted = "a stream can begin with `earliest` or `latest`, but not with a timestamp"
+        raise refused_begin(f"file {pattern}", accepted, context)
+
+
+def load_tail(pattern: str, context: SourceContext) -> "DataFrame":
+    check_begin(pattern, context)
     context.spark.dataSource.register(TailDataSource)
     options = {"pattern": pattern, "begin": context.begin or "earliest"}
     return context.spark.readStream.format(TailDataSource.name()).options(**options).load()

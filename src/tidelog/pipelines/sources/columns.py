@@ -1,0 +1,33 @@
+"""Notices that the columns of a table have changed since a stream began to read it."""
+
+from typing import TYPE_CHECKING
+
+from tidelog.pipelines.declarations import TemporaryError
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+def check_columns(subject: str, read: "StructType", present: "StructType", *, by_position: bool = False) -> None:
+    """Raise TemporaryError if the columns that a stream reads are not those that the table has now. Whether a column
+    may be null does not count. `by_position`: another order of the columns is a change, too.
+
+    The columns of a stream are fixed when it starts. It would leave out a new column, and read a removed one as null.
+    When the pipeline starts again after this error, it repeats the micro-batch with the present columns. So `present`
+    are those of the newest version of the table, also if the micro-batch ends with an older version: otherwise the
+    error could appear again after each start.
+    """
+    before = {field.name: field.dataType.simpleString() for field in read.fields}
+    now = {field.name: field.dataType.simpleString() for field in present.fields}
+    changes = [f"column {name} is new" for name in now if name not in before]
+    changes += [f"column {name} is gone" for name in before if name not in now]
+    changes += [
+        f"column {name} is {now[name]} and was {kind}" for name, kind in before.items() if now.get(name, kind) != kind
+    ]
+    if not changes and by_position and list(before) != list(now):
+        changes = ["their order is another one"]
+    if changes:
+        raise TemporaryError(
+            f"{subject}: the columns of the table have changed: {', '.join(changes)}. The pipeline has to start again"
+            " to read the present columns"
+        )
