@@ -7,7 +7,11 @@ from tidelog.pipelines.declarations import PipelineError, TemporaryError
 RAISED = re.compile(r"(pipeline [^\n]* cannot be parsed: [^\n]*? to put such records aside)")
 """The error that the parser of a source raises, in a worker, for a record that cannot be parsed (see `topics`)."""
 PYTHON_ERROR = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Loss|Batch|Partition|Requested)): (.+)$", re.MULTILINE)
-"""The last line of a Python traceback."""
+"""An error of Python, by its usual names, also without its traceback."""
+TRACEBACK = re.compile(
+    r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(?:[\w.<>]+\.)?(\w+)(?:: (.+))?$", re.MULTILINE
+)
+"""A Python traceback: indented lines, and after them the name and the text of the error, whatever its name is."""
 MALFORMED_LINE = re.compile(
     r"reading file (?P<file>[^\n]+?)\.\s+SQLSTATE.*?\[MALFORMED_RECORD_IN_PARSING(?P<rest>.*)", re.DOTALL
 )
@@ -34,12 +38,12 @@ def cause_text(error: BaseException) -> str:
             f"{malformed['file']}: a line is malformed{detail}. Correct the file, or let Spark make such lines rows of"
             ' nulls: file(..., options={"mode": "PERMISSIVE"})'
         )
-    python_errors = PYTHON_ERROR.findall(text)
+    python_errors = TRACEBACK.findall(text) or PYTHON_ERROR.findall(text)
     if python_errors:
         name, message = python_errors[-1]
         if message.startswith(NO_SESSION):
             return f"{name}: {message.strip()} ({NO_SESSION_HINT})"
-        return f"{name}: {message.strip()}"
+        return f"{name}: {message.strip()}" if message.strip() else str(name)
     first = first_line(text)
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
@@ -55,3 +59,12 @@ def is_permanent(error: BaseException) -> bool:
         return False
     text = str(error)
     return isinstance(error, PipelineError) or bool(RAISED.search(text) or MALFORMED_LINE.search(text))
+
+
+def as_exception(error: BaseException) -> Exception:
+    """Return the error itself if it is an Exception. Return a PipelineError for others, such as that of `sys.exit()`,
+    which code that handles failures would otherwise let through.
+    """
+    if isinstance(error, Exception):
+        return error
+    return PipelineError(f"{type(error).__name__} was raised, as by sys.exit(): {error}")

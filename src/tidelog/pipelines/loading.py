@@ -64,7 +64,7 @@ def load_module(path: Path) -> ModuleType:
         raise PipelineError(
             f"{path}: there is no module {error.name}: install it, or put its file into the directory of {path.name}"
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         line = _line_in(error, resolved)
         if NO_SESSION in str(error):

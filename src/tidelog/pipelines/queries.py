@@ -24,7 +24,7 @@ from tidelog.pipelines.declarations import (
     interval_ms,
     place_of,
 )
-from tidelog.pipelines.failures import cause_text, first_line
+from tidelog.pipelines.failures import as_exception, cause_text, first_line
 from tidelog.pipelines.loading import send_functions_by_value
 from tidelog.pipelines.plan_sources import QuerySource, in_reports, loads_of, sources_of_query, streams_with_option
 from tidelog.pipelines.state import Identity, PipelineState
@@ -75,7 +75,7 @@ def results_of(pipeline: Pipeline, frames: Mapping[str, "DataFrame"]) -> dict[st
         result = pipeline.function(**frames)
     except PySparkException as error:
         raise PipelineError(f"{place}: {first_line(str(error))}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PipelineError(f"{place}: the function raised {type(error).__name__}: {error}") from error
     names = list(pipeline.sinks)
     if isinstance(result, DataFrame) and len(names) == 1:
@@ -143,11 +143,11 @@ class RunningQuery:
             self._opened.write(batch, batch_id)
             if self.dead_letters is not None:
                 self._letters_by_batch[batch_id] = self.dead_letters.write(batch_id)
-        except Exception as error:
-            self.error = error
+        except (Exception, SystemExit) as error:
+            self.error = as_exception(error)
             # Spark searches the whole text of this exception, with all of Java's stack traces, by a recursive regular
             # expression, which overflows the stack for a long text. So Spark gets only one line.
-            raise WriteFailed(cause_text(error)) from None
+            raise WriteFailed(cause_text(self.error)) from None
         finally:
             with self._lock:
                 self._is_writing = False

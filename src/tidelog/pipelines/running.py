@@ -58,6 +58,8 @@ class RunningPipeline:
         self._failures_in_a_row = 0
         self._restart_at_s = 0.0
         self._stopping = False
+        self._status_failed = False
+        """Whether the last write of the figures has failed."""
 
     def start(self) -> None:
         """Begin to start the queries, in another thread. `step` finds out when they run."""
@@ -92,7 +94,7 @@ class RunningPipeline:
         have ended. This never waits for a query.
         """
         if self._ending is not None and self._ending.has_ended:
-            self._finish_ending(self._ending)
+            self._finish_ending_of_step(self._ending)
         if self._starting is not None and self._starting.has_ended:
             self._finish_start(self._starting, now_s)
         if self.status.state == WAITING:
@@ -182,13 +184,33 @@ class RunningPipeline:
             if not self._ends_after_failure:
                 self.status.error = text
 
+    def _finish_ending_of_step(self, ending: Ending) -> None:
+        """Finish an ending that is over. Its error is a failure of this pipeline only: it must not end the run."""
+        try:
+            self._finish_ending(ending)
+        except Exception as error:
+            logger.warning("pipeline_end_failed pipeline=%s %s", self.pipeline.name, cause_text(error))
+            if not self._ends_after_failure:
+                self.status.error = cause_text(error)
+                self.status.state = FAILED
+
     @property
     def has_ended(self) -> bool:
         return self.status.state in (DONE, FAILED, STOPPED) and self._ending is None
 
     def write_status(self) -> None:
+        """Write the figures to the state directory. If that fails, log it: the next call tries it again. Failures in a
+        row are logged once.
+        """
         document = self.status.document() | {"time_ms": SystemClock.now_ms()}
-        self._state.write_status(document)
+        try:
+            self._state.write_status(document)
+        except OSError as error:  # as of a full disk; it must not end the other pipelines of the run
+            if not self._status_failed:
+                logger.warning("status_not_written pipeline=%s %s", self.pipeline.name, error)
+            self._status_failed = True
+        else:
+            self._status_failed = False
 
 
 class Run:

@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from tidelog.pipelines.failures import as_exception
 from tidelog.pipelines.queries import RunningQuery
 from tidelog.pipelines.stopping import STOP_MAX_S, call_all
 
@@ -56,8 +57,8 @@ class Start:
             with ONE_START:
                 if not self._is_abandoned:
                     queries = self._start()
-        except Exception as error:
-            self._error = error
+        except BaseException as error:  # also SystemExit: the start must end in every case
+            self._error = as_exception(error)
         with self._lock:
             stops_queries = self._is_abandoned
             self._queries = queries

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from tidelog.pipelines.declarations import TemporaryError
+from tidelog.pipelines.failures import as_exception
 
 SPARK_STOP_MAX_S = 10
 """Upper bound on the wait of Spark for the end of an interrupted query, in seconds. See SPARK_STOP_TIMEOUT."""
@@ -61,8 +62,8 @@ def call_all(stops: Sequence[Callable[[], None]], timeout_s: float) -> list[Exce
     def call(stop: Callable[[], None]) -> None:
         try:
             stop()
-        except Exception as error:
-            errors.append(error)
+        except (Exception, SystemExit) as error:
+            errors.append(as_exception(error))
 
     threads = [threading.Thread(target=call, args=(stop,), name="stop-query", daemon=True) for stop in stops]
     for thread in threads:

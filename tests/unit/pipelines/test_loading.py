@@ -77,6 +77,12 @@ def test_functions_and_classes_of_a_file_reach_a_process_that_cannot_import_it(t
     assert call_in_a_process_that_cannot_import_it(names["order"].pieces) == b"1008\n"
 
 
+def test_a_file_that_calls_sys_exit_cannot_be_loaded(tmp_path: Path) -> None:
+    (tmp_path / "ends.py").write_text("import sys\nsys.exit('no settings')\n")
+    with pytest.raises(PipelineError, match=r"ends\.py:2: SystemExit: no settings"):
+        load(str(tmp_path / "ends.py"))
+
+
 MODULE = """
 import enum
 

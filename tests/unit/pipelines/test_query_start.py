@@ -1,6 +1,7 @@
 """Queries with a stand-in for Spark's query: their start, and their figures."""
 
 import json
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -120,6 +121,22 @@ def test_a_query_whose_end_fails_closes_its_sink() -> None:
     with pytest.raises(RuntimeError, match="the JVM has ended"):
         query.stop()
     assert closed == [True]
+
+
+def test_a_function_that_calls_sys_exit_is_a_failure() -> None:
+    pytest.importorskip("pyspark", reason="needs tidelog[spark]")
+    declared = Pipeline("p", lambda: sys.exit("no rows"), {}, {}, "5 seconds")
+    with pytest.raises(PipelineError, match=r"the function raised SystemExit: no rows$"):
+        queries.results_of(declared, {})
+
+
+def test_a_sink_that_calls_sys_exit_fails_its_query() -> None:
+    query = RunningQuery("sink", cast(Any, SimpleNamespace(write=lambda *_: sys.exit(1))), lambda: None)
+    query._has_query.set()
+    query._query = MagicMock()
+    with pytest.raises(queries.WriteFailed, match="SystemExit"):
+        query._write(cast(Any, None), 0)
+    assert isinstance(query.exception(), PipelineError)
 
 
 @pytest.mark.parametrize("source", [file("in", format="json", schema="id long"), topic("sales")])

@@ -1,5 +1,7 @@
 """Restarts with pauses, and the end of a run, with queries that a test ends as it likes."""
 
+import errno
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -354,6 +356,44 @@ def test_a_start_that_the_end_of_a_run_does_not_wait_for_stops_its_queries(
     assert stopped.wait(WAIT_S)
 
 
+def test_a_start_that_calls_sys_exit_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "start_queries", lambda *_: sys.exit(3))
+    monkeypatch.setattr(running, "pipeline_session", lambda spark, pipeline, settings: spark)
+    each = running_pipeline(tmp_path, once=True)
+    start(each, 0)
+    assert (each.status.state, each.status.error) == (FAILED, "SystemExit was raised, as by sys.exit(): 3")
+
+
+def test_a_run_continues_if_the_figures_cannot_be_written(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    spark: Any = None
+    write_status, is_full = PipelineState.write_status, True
+
+    def write(state: PipelineState, status: dict[str, Any]) -> None:
+        if is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_status(state, status)
+
+    monkeypatch.setattr(PipelineState, "write_status", write)
+    with Run([declared_pipeline(copy)], spark, bootstrap="127.0.0.1:9092", state=tmp_path) as started:
+        started.start()
+        step_until_started(started.pipelines[0], 0)
+        started.write_status()
+        started.write_status()
+        assert [record.getMessage() for record in caplog.records] == [
+            "status_not_written pipeline=copy [Errno 28] No space left on device"
+        ]
+        is_full = False
+        started.write_status()
+        status = PipelineState(tmp_path, "copy").read_status()
+        assert status is not None
+        assert status["state"] == RUNNING
+        is_full = True
+        started.write_status()
+    assert len(caplog.records) == 2, "the end of the block does not raise the error, and does not log it again"
+
+
 @pytest.fixture
 def failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RunningPipeline, threading.Event]]:
     """A pipeline with two queries: the first has failed, and the second does not end before the event is set."""
@@ -391,6 +431,29 @@ def test_a_run_does_not_end_before_the_queries_of_a_failed_pipeline(
     may_end.set()
     each.stop_now()
     assert (each.status.state, each.status.error, each.has_ended) == (STOPPED, "RuntimeError: no answer", True)
+
+
+@pytest.mark.parametrize("fails_before", [True, False])
+def test_a_sink_that_cannot_be_closed_does_not_end_the_run(
+    script: Script, tmp_path: Path, caplog: pytest.LogCaptureFixture, *, fails_before: bool
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("the connection is lost")
+
+    each = running_pipeline(tmp_path)
+    start(each, 0)
+    query = script.queries[0]
+    query.stop = fail  # type: ignore[method-assign]
+    query.is_active = False
+    if fails_before:
+        query.fail(RuntimeError("no answer"))
+    each.step(0)
+    wait_for_ending(each)
+    each.step(0)
+    cause = "RuntimeError: the connection is lost"
+    assert caplog.messages == [f"pipeline_end_failed pipeline=copy {cause}"]
+    expected = (WAITING, "RuntimeError: no answer", False) if fails_before else (FAILED, cause, True)
+    assert (each.status.state, each.status.error, each.has_ended) == expected
 
 
 def test_a_query_of_a_failed_pipeline_that_does_not_end_is_left_alone(

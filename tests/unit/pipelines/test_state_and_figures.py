@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import traceback
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -26,6 +27,7 @@ from tidelog.pipelines.status import (
     status_of_document,
     update_from_progress,
 )
+from tidelog.wire.errors import RecordTooLarge
 
 REPORT: dict[str, Any] = {
     "batchId": 3,
@@ -333,3 +335,32 @@ def test_the_cause_of_a_failure_is_one_line() -> None:
     assert cause_text(in_worker).startswith(
         f"PySparkRuntimeError: {no_session} (a function that runs in Spark's workers"
     )
+
+
+class GaveUp(Exception):
+    """An error whose name does not say that it is one."""
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (GaveUp("no answer from 10.0.0.1:9092\nHint: is a broker running?"), "GaveUp: no answer from 10.0.0.1:9092"),
+        (RecordTooLarge("2 MB\n\nOtherError: not the cause"), "RecordTooLarge: 2 MB"),
+        (TimeoutError(), "TimeoutError"),
+    ],
+)
+def test_the_cause_is_the_error_at_the_end_of_a_traceback(error: Exception, cause: str) -> None:
+    def fail() -> None:
+        try:
+            raise ValueError("the first one")
+        except ValueError as first:
+            raise error from first
+
+    with pytest.raises(type(error)) as failure:
+        fail()
+    text = "".join(traceback.format_exception(failure.value))
+    spark_error = RuntimeError(
+        "[STREAM_FAILED] Query [...]\norg.apache.spark.SparkException: Job aborted due to stage failure\n:"
+        f" org.apache.spark.api.python.PythonException: {text}\n\tat org.apache.spark.x\nDriver stacktrace:"
+    )
+    assert cause_text(spark_error) == cause

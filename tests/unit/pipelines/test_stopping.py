@@ -1,5 +1,6 @@
 """The end of queries: several at the same time, and within a limit."""
 
+import sys
 import threading
 from types import SimpleNamespace
 from typing import Any, cast
@@ -63,6 +64,11 @@ def test_calls_are_made_at_the_same_time_and_all_errors_are_returned() -> None:
         raise RuntimeError("the JVM has ended")
 
     assert [str(error) for error in call_all([meet, fail, meet], WAIT_S)] == ["the JVM has ended"]
+
+
+def test_a_call_that_ends_with_sys_exit_is_reported() -> None:
+    [error] = call_all([lambda: sys.exit(2)], WAIT_S)
+    assert str(error) == "SystemExit was raised, as by sys.exit(): 2"
 
 
 def test_a_call_that_does_not_end_is_reported() -> None:
