@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from sinks_harness.rows import Rows
 from tidelog.pipelines.declarations import Opened, Sink, SinkContext, Source, SourceContext
 
 if TYPE_CHECKING:
@@ -49,3 +50,25 @@ def crash_at(monkeypatch: Any, owner: object, name: str, after: bool = False) ->
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, planted)
         yield
+
+
+class SinkTarget(Protocol):
+    """Where a sink writes rows with the column `id`, and a reader of its own."""
+
+    def open(self, query: str = "query-1") -> Opened: ...
+
+    def ids(self) -> list[int]:
+        """Return the ids of all rows, sorted."""
+
+
+def check_written_once(target: SinkTarget) -> None:
+    """Write micro-batches, some of them twice: every row must be there once. Another query has numbers of its own."""
+    sink = target.open()
+    sink.write(Rows.numbers(0, 50), 0)
+    sink.write(Rows.numbers(0, 50), 0)
+    sink.write(Rows.numbers(50, 80), 1)
+    target.open().write(Rows.numbers(50, 80), 1)
+    target.open().write(Rows.numbers(80, 80), 2)
+    assert target.ids() == list(range(80))
+    target.open(query="query-2").write(Rows.numbers(80, 90), 0)
+    assert target.ids() == list(range(90))

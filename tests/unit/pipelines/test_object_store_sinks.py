@@ -21,7 +21,7 @@ from deltalake import DeltaTable
 
 from sinks_harness.object_stores import REGION, Bucket
 from sinks_harness.rows import Rows
-from sinks_harness.trials import PlantedError, crash_at, opened
+from sinks_harness.trials import PlantedError, check_written_once, crash_at, opened
 from tidelog.pipelines.declarations import PipelineError
 from tidelog.pipelines.sinks import bucket as bucket_module
 from tidelog.pipelines.sinks import parquet as parquet_module
@@ -106,15 +106,7 @@ def target(request: pytest.FixtureRequest, bucket: Bucket, tmp_path: Path) -> Ta
 
 
 def test_a_micro_batch_is_written_once(target: Target) -> None:
-    sink = target.open()
-    sink.write(Rows.numbers(0, 50), 0)
-    sink.write(Rows.numbers(0, 50), 0)
-    sink.write(Rows.numbers(50, 80), 1)
-    target.open().write(Rows.numbers(50, 80), 1)
-    target.open().write(Rows.numbers(80, 80), 2)
-    assert target.ids() == list(range(80))
-    target.open(query="query-2").write(Rows.numbers(80, 90), 0)
-    assert target.ids() == list(range(90))
+    check_written_once(target)
 
 
 CRASHES = [

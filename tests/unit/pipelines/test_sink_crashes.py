@@ -16,7 +16,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from sinks_harness.object_stores import Bucket
 from sinks_harness.rows import Rows
-from sinks_harness.trials import PlantedError, crash_at, opened
+from sinks_harness.trials import PlantedError, check_written_once, crash_at, opened
 from tidelog.pipelines.declarations import PipelineError
 from tidelog.pipelines.sinks import written_files
 from tidelog.pipelines.sinks.delta import OpenedDelta, delta
@@ -97,15 +97,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
 
 
 def test_a_micro_batch_is_written_once(target: Target) -> None:
-    sink = target.open()
-    sink.write(Rows.numbers(0, 50), 0)
-    sink.write(Rows.numbers(0, 50), 0)
-    sink.write(Rows.numbers(50, 80), 1)
-    target.open().write(Rows.numbers(50, 80), 1)
-    target.open().write(Rows.numbers(80, 80), 2)
-    assert target.ids() == list(range(80))
-    target.open(query="query-2").write(Rows.numbers(80, 90), 0)
-    assert target.ids() == list(range(90))
+    check_written_once(target)
 
 
 CRASHES = [
