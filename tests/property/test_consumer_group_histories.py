@@ -314,3 +314,11 @@ TestConsumerHistory = ConsumerHistory.TestCase
 TestConsumerHistory.settings = settings(
     max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+
+
+def test_an_upgrade_during_a_rebalance_assigns_partitions_even_if_the_new_member_reads_nothing() -> None:
+    history = ConsumerHistory()
+    history.begin(interval_ms=0, assignor="uniform")
+    history.classic_joins(eager=False, instance=None, topics=["t"])
+    history.consumer_joins_by_pattern(pattern="none")
+    history.teardown()

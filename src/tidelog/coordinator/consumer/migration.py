@@ -79,6 +79,7 @@ def _upgrade(step: Step, classic: ClassicGroup) -> None:
     step.out.records += upgraded.records_of_upgrade()
     step.group = upgraded
     step.epoch = upgraded.epoch
+    step.ends_rebalance = classic.state is not GroupState.STABLE
     step.on_finish(lambda: _finish_upgrade(step, classic, upgraded))
 
 

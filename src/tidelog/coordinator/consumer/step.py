@@ -21,7 +21,7 @@ from tidelog.model.ids import TopicId
 class Step:
     """One step. `group` is the group before the step, or the new group if the step creates or upgrades one."""
 
-    __slots__ = ("_soft_changes", "context", "epoch", "group", "now", "out")
+    __slots__ = ("_soft_changes", "context", "ends_rebalance", "epoch", "group", "now", "out")
 
     def __init__(self, context: GroupContext, group: ConsumerGroup, now: Moment) -> None:
         self.context = context
@@ -30,6 +30,9 @@ class Step:
         self.out = Decision()
         self.epoch = group.epoch
         """The group's epoch after the step."""
+        self.ends_rebalance = False
+        """Whether the step upgrades a classic group during a rebalance, so that members may have no assignment yet.
+        Then the step begins a new group epoch, even if no subscription changes."""
         self._soft_changes: list[Callable[[], None]] = []
 
     def on_finish(self, change: Callable[[], None]) -> None:
@@ -46,7 +49,7 @@ class Step:
 
     def update_member(self, current: Member, updated: Member, *, pattern_is_ready: bool, pattern_changed: bool) -> bool:
         """Write the changes of a member. Begin a new group epoch if the member's topic names changed, if
-        `pattern_is_ready`, or if the hash of the group's subscribed topics changed.
+        `pattern_is_ready`, if the step `ends_rebalance`, or if the hash of the group's subscribed topics changed.
 
         See `update_pattern` for `pattern_changed` and `pattern_is_ready`. Returns whether the member subscribes to
         other topics than before.
@@ -56,7 +59,7 @@ class Step:
         if updated != current:
             self.out.records.append(updated.metadata_record(group.group_id))
             names_changed = updated.topics != current.topics
-        needs_new_epoch = names_changed or pattern_is_ready
+        needs_new_epoch = names_changed or pattern_is_ready or self.ends_rebalance
         if needs_new_epoch or group.group_id not in self.context.groups_with_current_epoch:
             self._check_topics(self._subscribed_names_after(current, updated), needs_new_epoch=needs_new_epoch)
         return names_changed or pattern_changed
