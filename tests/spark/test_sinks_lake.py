@@ -256,7 +256,7 @@ def test_a_record_of_an_endpoint_that_does_not_fit_stops_the_pipeline(
             batch_of(source, spark).selectExpr("1 as one").collect()
         assert is_permanent(raised.value)
         assert cause_text(raised.value).startswith(
-            "pipeline trial: a record of http http://127.0.0.1:1/events cannot be parsed: the value"
+            "pipeline trial: a record of http http://127.0.0.1:1/*** cannot be parsed: the value"
         )
         records.pop()
 

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from typing import Any
 
 import pytest
@@ -415,30 +414,6 @@ def test_a_long_journal_loads_from_its_snapshot(kind: str, running: Callable[[st
         assert [entry.position for entry in stored.entries] == list(range(count - 10, count))
         assert seconds < 10
         note(f"{kind}: a journal of {count} entries and a snapshot of {records} records loaded in {seconds:.2f} s")
-
-    environment.run(scenario())
-
-
-def test_etcd_forgets_old_revisions_after_a_snapshot(running: Callable[[str, int], servers.Servers]) -> None:
-    """Otherwise its database grows with every renewal of a lease, until its quota is reached."""
-    from tidelog.metadata.etcd_gateway import EtcdGateway, to_text
-    from tidelog.metadata.store import StoreFailed
-
-    environment = Etcd(running("etcd", 1))
-
-    async def scenario() -> None:
-        store = environment.open()
-        lease = await store.acquire("controller", "one", None)
-        assert lease is not None
-        for position in range(5):
-            await store.append(position, b"%d" % position, lease)
-        with closing(EtcdGateway("etcd://test", running("etcd", 1).addresses)) as gateway:
-            revision = gateway.read("/v3/kv/range", {"key": to_text(b"none")})["header"]["revision"]
-            early = {"key": to_text(b"none"), "revision": str(int(revision) - 1)}
-            gateway.read("/v3/kv/range", early)
-            await store.save_snapshot(Snapshot(4, b"state"))
-            with pytest.raises(StoreFailed, match="compacted"):
-                gateway.read("/v3/kv/range", early)
 
     environment.run(scenario())
 
