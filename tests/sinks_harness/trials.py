@@ -1,6 +1,7 @@
 """Opens sinks and sources as the runner does, for tests with a real Spark."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -72,3 +73,49 @@ def check_written_once(target: SinkTarget) -> None:
     assert target.ids() == list(range(80))
     target.open(query="query-2").write(Rows.numbers(80, 90), 0)
     assert target.ids() == list(range(90))
+
+
+def check_two_drivers(
+    monkeypatch: Any, target: SinkTarget, owner: type, name: str, *, first_tasks: int, second_tasks: int
+) -> None:
+    """Let two drivers of one query write the same micro-batch. The second one has written its files, and has not found
+    the micro-batch written, when the first one commits: before the second one's call of `owner.name`.
+    """
+    first, second = target.open(), target.open()
+    first.write(Rows.numbers(0, 10), 0)
+    second.write(Rows.numbers(0, 10), 0)
+    real: Callable[..., None] = getattr(owner, name)
+    overtaken: list[int] = []
+
+    def after_the_first(self: Any, *arguments: Any) -> None:
+        if not overtaken:
+            overtaken.append(1)
+            first.write(Rows.numbers(10, 20, tasks=first_tasks), 1)
+        real(self, *arguments)
+
+    monkeypatch.setattr(owner, name, after_the_first)
+    second.write(Rows.numbers(10, 20, tasks=second_tasks), 1)
+    assert overtaken
+    assert target.ids() == list(range(20))
+
+
+def check_another_writer(target: SinkTarget, batches: int) -> None:
+    """Write micro-batches while another query commits all the time. Both queries' rows must be there once."""
+    sink, other = target.open(), target.open(query="query-2")
+    sink.write(Rows.numbers(0, 10), 0)
+    failures: list[BaseException] = []
+
+    def write_others() -> None:
+        try:
+            for batch in range(batches):
+                other.write(Rows.numbers(1000 + batch, 1001 + batch), batch)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=write_others)
+    thread.start()
+    for batch in range(1, batches + 1):
+        sink.write(Rows.numbers(10 * batch, 10 * batch + 10), batch)
+    thread.join()
+    assert not failures
+    assert target.ids() == [*range(10 * batches + 10), *range(1000, 1000 + batches)]

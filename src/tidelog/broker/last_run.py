@@ -56,7 +56,7 @@ def common_run(runs: Sequence[LastRun]) -> LastRun:
         return LastRun()
     # If a crash happened after only some of the marks were changed, they differ.
     is_synced = all(run.is_synced for run in runs)
-    if all(run._replace(is_synced=is_synced) == runs[0]._replace(is_synced=is_synced) for run in runs):
+    if len({run._replace(is_synced=is_synced) for run in runs}) == 1:
         return runs[0]._replace(is_synced=is_synced)
     return LastRun(broker_epoch=min(run.broker_epoch for run in runs), is_synced=is_synced)
 

@@ -5,6 +5,8 @@ declaration, and several pipelines can share a place.
 """
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,21 +44,14 @@ def has_offsets(spark: "SparkSession", checkpoint: str) -> bool:
 
     Raises TemporaryError if its file system cannot be read.
     """
-    from py4j.protocol import Py4JError
-
-    from tidelog.pipelines.failures import first_line
-
-    jvm: Any = spark._jvm
     try:
-        offsets = jvm.org.apache.hadoop.fs.Path(f"{checkpoint}/offsets")
-        files = offsets.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
-        # Beside the offsets, there can be checksums and temporary files, whose names are not numbers.
-        return bool(files.exists(offsets)) and any(
-            each.getPath().getName().isdecimal() for each in files.listStatus(offsets)
-        )
-    except Py4JError as error:
-        text = first_line(str(getattr(error, "java_exception", error)))
-        raise TemporaryError(f"the checkpoint {checkpoint} cannot be read: {text}") from error
+        with _hadoop(spark, f"{checkpoint}/offsets") as (files, offsets):
+            # Beside the offsets, there can be checksums and temporary files, whose names are not numbers.
+            return bool(files.exists(offsets)) and any(
+                each.getPath().getName().isdecimal() for each in files.listStatus(offsets)
+            )
+    except OSError as error:
+        raise TemporaryError(f"the checkpoint {checkpoint} cannot be read: {error}") from error
 
 
 def remove_local(obsolete: ObsoleteCheckpoints) -> bool:
@@ -74,18 +69,23 @@ def remove_local(obsolete: ObsoleteCheckpoints) -> bool:
 
 def remove_with_spark(spark: "SparkSession", obsolete: ObsoleteCheckpoints) -> bool:
     """Remove the checkpoints from any place that Spark can write, and return True. Raises OSError."""
+    for name in obsolete.names():
+        with _hadoop(spark, f"{obsolete.place}/{name}") as (files, pattern):
+            for found in files.globStatus(pattern) or ():
+                files.delete(found.getPath(), True)
+    return True
+
+
+@contextmanager
+def _hadoop(spark: "SparkSession", path: str) -> Iterator[tuple[Any, Any]]:
+    """Yield Hadoop's file system of `path`, and `path` as Hadoop's Path. Raises OSError for an error of Java."""
     from py4j.protocol import Py4JError
 
     from tidelog.pipelines.failures import first_line
 
     jvm: Any = spark._jvm
     try:
-        settings = spark._jsparkSession.sessionState().newHadoopConf()
-        for name in obsolete.names():
-            pattern = jvm.org.apache.hadoop.fs.Path(f"{obsolete.place}/{name}")
-            files = pattern.getFileSystem(settings)
-            for found in files.globStatus(pattern) or ():
-                files.delete(found.getPath(), True)
+        found = jvm.org.apache.hadoop.fs.Path(path)
+        yield found.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()), found
     except Py4JError as error:
         raise OSError(first_line(str(getattr(error, "java_exception", error)))) from error
-    return True

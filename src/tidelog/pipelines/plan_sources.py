@@ -28,10 +28,8 @@ def sources_of_query(query: Any, jvm: Any) -> list[QuerySource]:
     """Return the sources by their position in the checkpoint. `query` is Spark's query in the JVM. It must have begun
     its first micro-batch.
     """
-    leaves = query.streamingQuery().logicalPlan().collectLeaves()
     sources = []
-    for number in range(leaves.size()):
-        leaf = leaves.apply(number)
+    for leaf in _leaves(query.streamingQuery().logicalPlan()):
         match leaf.getClass().getSimpleName():
             case "StreamingDataSourceV2ScanRelation":
                 options = leaf.relation().options()
@@ -54,14 +52,8 @@ def in_reports(sources: list[QuerySource]) -> list[QuerySource]:
 def loads_of(frame: "DataFrame") -> set[int]:
     """Return the identities of the calls of `load` whose sources this DataFrame reads."""
     jvm: Any = frame.sparkSession._jvm
-    leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
-    relations = [leaves.apply(number) for number in range(leaves.size())]
     # All copies of a relation, and the source that Spark makes of it, have the same object with the options.
-    return {
-        jvm.System.identityHashCode(each.extraOptions())
-        for each in relations
-        if each.getClass().getSimpleName() == "StreamingRelationV2"
-    }
+    return {jvm.System.identityHashCode(each.extraOptions()) for each in _relations(frame)}
 
 
 def streams_with_option(frame: "DataFrame", option: str) -> list[str]:
@@ -70,12 +62,20 @@ def streams_with_option(frame: "DataFrame", option: str) -> list[str]:
     Spark reads a source once although the plan has several copies of its relation, unless they have different columns,
     as in a self-join.
     """
-    leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
     found = {}
-    for number in range(leaves.size()):
-        leaf = leaves.apply(number)
-        if leaf.getClass().getSimpleName() == "StreamingRelationV2":
-            value = leaf.extraOptions().get(option)
-            if value is not None:
-                found[value, leaf.output().toString()] = str(value)
+    for relation in _relations(frame):
+        value = relation.extraOptions().get(option)
+        if value is not None:
+            found[value, relation.output().toString()] = str(value)
     return list(found.values())
+
+
+def _relations(frame: "DataFrame") -> list[Any]:
+    """Return the streams in the plan of a DataFrame, before Spark has made sources of them."""
+    leaves = _leaves(frame._jdf.queryExecution().analyzed())
+    return [leaf for leaf in leaves if leaf.getClass().getSimpleName() == "StreamingRelationV2"]
+
+
+def _leaves(plan: Any) -> list[Any]:
+    leaves = plan.collectLeaves()
+    return [leaves.apply(number) for number in range(leaves.size())]

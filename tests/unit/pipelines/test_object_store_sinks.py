@@ -21,7 +21,14 @@ from deltalake import DeltaTable
 
 from sinks_harness.object_stores import REGION, Bucket
 from sinks_harness.rows import Rows
-from sinks_harness.trials import PlantedError, check_written_once, crash_at, opened
+from sinks_harness.trials import (
+    PlantedError,
+    check_another_writer,
+    check_two_drivers,
+    check_written_once,
+    crash_at,
+    opened,
+)
 from tidelog.pipelines.declarations import PipelineError
 from tidelog.pipelines.sinks import bucket as bucket_module
 from tidelog.pipelines.sinks import parquet as parquet_module
@@ -208,24 +215,8 @@ def test_two_drivers_of_one_query(kind: type[Target], bucket: Bucket, tmp_path: 
     """Both have written their files, and neither has found the micro-batch written, when the first one commits."""
     owners = {DeltaTarget: OpenedDelta, IcebergTarget: OpenedIceberg, ParquetTarget: BucketTarget}
     names = {DeltaTarget: "_add_files", IcebergTarget: "_change", ParquetTarget: "commit"}
-    owner, name = owners[kind], names[kind]
-    target = kind(bucket, tmp_path)
-    first, second = target.open(), target.open()
-    first.write(Rows.numbers(0, 10), 0)
-    second.write(Rows.numbers(0, 10), 0)
-    real: Callable[..., None] = getattr(owner, name)
-    overtaken: list[int] = []
-
-    def after_the_first(self: Any, *arguments: Any) -> None:
-        if not overtaken:
-            overtaken.append(1)
-            first.write(Rows.numbers(10, 20, tasks=1), 1)
-        real(self, *arguments)
-
-    monkeypatch.setattr(owner, name, after_the_first)
-    second.write(Rows.numbers(10, 20, tasks=3), 1)  # more files than the first one, whose names do not exist yet
-    assert overtaken
-    assert target.ids() == list(range(20))
+    # The second driver has more files than the first one, whose names do not exist yet.
+    check_two_drivers(monkeypatch, kind(bucket, tmp_path), owners[kind], names[kind], first_tasks=1, second_tasks=3)
 
 
 def test_drivers_that_decide_at_the_same_time(bucket: Bucket, tmp_path: Path, monkeypatch: Any) -> None:
@@ -258,25 +249,7 @@ def test_drivers_that_decide_at_the_same_time(bucket: Bucket, tmp_path: Path, mo
 
 @pytest.mark.parametrize("kind", [DeltaTarget, IcebergTarget])
 def test_with_another_writer(kind: type[Target], bucket: Bucket, tmp_path: Path) -> None:
-    target = kind(bucket, tmp_path)
-    sink, other = target.open(), target.open(query="query-2")
-    sink.write(Rows.numbers(0, 10), 0)
-    failures: list[BaseException] = []
-
-    def write_others() -> None:
-        try:
-            for batch in range(4):
-                other.write(Rows.numbers(1000 + batch, 1001 + batch), batch)
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=write_others)
-    thread.start()
-    for batch in range(1, 5):
-        sink.write(Rows.numbers(10 * batch, 10 * batch + 10), batch)
-    thread.join()
-    assert not failures
-    assert target.ids() == [*range(50), *range(1000, 1004)]
+    check_another_writer(kind(bucket, tmp_path), 4)
 
 
 @pytest.mark.parametrize(

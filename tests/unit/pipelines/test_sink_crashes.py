@@ -1,6 +1,5 @@
 """Sinks at every point where the driver may end, with two drivers of one query, and with other writers."""
 
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,14 @@ from deltalake import DeltaTable, write_deltalake
 
 from sinks_harness.object_stores import Bucket
 from sinks_harness.rows import Rows
-from sinks_harness.trials import PlantedError, check_written_once, crash_at, opened
+from sinks_harness.trials import (
+    PlantedError,
+    check_another_writer,
+    check_two_drivers,
+    check_written_once,
+    crash_at,
+    opened,
+)
 from tidelog.pipelines.declarations import PipelineError
 from tidelog.pipelines.sinks import written_files
 from tidelog.pipelines.sinks.delta import OpenedDelta, delta
@@ -213,48 +219,13 @@ def test_two_drivers_of_one_query(kind: type[Target], tmp_path: Path, monkeypatc
     """Both have written their files, and neither has found the micro-batch written, when the first one commits."""
     owners = {DeltaTarget: OpenedDelta, IcebergTarget: OpenedIceberg, ParquetTarget: DirectoryTarget}
     names = {DeltaTarget: "_add_files", IcebergTarget: "_change", ParquetTarget: "commit"}
-    owner, name = owners[kind], names[kind]
-    target = kind(tmp_path)
-    first, second = target.open(), target.open()
-    first.write(Rows.numbers(0, 10), 0)
-    second.write(Rows.numbers(0, 10), 0)
-    real: Callable[..., None] = getattr(owner, name)
-    overtaken: list[int] = []
-
-    def after_the_first(self: Any, *arguments: Any) -> None:
-        if not overtaken:
-            overtaken.append(1)
-            first.write(Rows.numbers(10, 20, tasks=3), 1)
-        real(self, *arguments)
-
-    monkeypatch.setattr(owner, name, after_the_first)
-    second.write(Rows.numbers(10, 20), 1)
-    assert overtaken
-    assert target.ids() == list(range(20))
+    check_two_drivers(monkeypatch, kind(tmp_path), owners[kind], names[kind], first_tasks=3, second_tasks=2)
 
 
 @pytest.mark.parametrize("kind", [DeltaTarget, IcebergTarget])
 def test_with_another_writer(kind: type[Target], tmp_path: Path) -> None:
     """Another query commits all the time. Both queries' rows are there once."""
-    target = kind(tmp_path)
-    sink, other = target.open(), target.open(query="query-2")
-    sink.write(Rows.numbers(0, 10), 0)
-    failures: list[BaseException] = []
-
-    def write_others() -> None:
-        try:
-            for batch in range(8):
-                other.write(Rows.numbers(1000 + batch, 1001 + batch), batch)
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=write_others)
-    thread.start()
-    for batch in range(1, 9):
-        sink.write(Rows.numbers(10 * batch, 10 * batch + 10), batch)
-    thread.join()
-    assert not failures
-    assert target.ids() == [*range(90), *range(1000, 1008)]
+    check_another_writer(kind(tmp_path), 8)
 
 
 def keyed(*rows: tuple[str | None, int, str, bool]) -> Rows:
