@@ -122,8 +122,8 @@ def list_all(
     states, duration_ms = parse_states(state), -1
     if longer_than is not None:
         duration_ms = parse_duration_option("--longer-than", longer_than)
-        # A broker filters by the time since the start of the last transaction, even if this transaction has ended, or
-        # if there was none. So only open transactions are requested.
+        # The broker's filter also selects ids whose last transaction began long ago but has ended, and all ids that
+        # have had no transaction. So only the states of open transactions are requested.
         states = states or list(OPEN_STATES)
     wanted = TransactionFilter(states, producer_id, duration_ms, pattern)
     with connect(bootstrap, client).open() as cluster_client:

@@ -180,7 +180,7 @@ class IcebergStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: str | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a constant. The first call of `latestOffset` decides where the query begins; its result says so."""
+        """Return a constant. The first call of `latestOffset` decides where the query begins, and returns this too."""
         return {}
 
     def prepareForTriggerAvailableNow(self) -> None:
