@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 REASONS_MAX = 10
-"""Upper bound on the reasons that are printed for each source: the most frequent ones."""
+"""Upper bound on the reasons for dead letters that are printed for each source: the most frequent ones."""
 CELL_MAX = 60
 """Upper bound on the characters of a cell; the rest is cut off."""
 

@@ -244,7 +244,8 @@ def data_from_json(document: dict[str, Any], name: str) -> bytes | None:
         except (TypeError, ValueError):
             raise RecordJsonError(f'"{name}_base64" is not base64') from None
     data: str | ExactText | None = document.get(name)
-    # Any other value except null is an ExactText. Therefore a user who writes a line by hand need not quote JSON.
+    # JSON that is neither a string nor null is an ExactText. So a user who writes a line by hand can write a JSON
+    # object as the value directly, and need not put it into a string.
     if isinstance(data, str):
         return encode_text(data, name)
     return None if data is None else bytes(data)

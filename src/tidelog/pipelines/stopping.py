@@ -42,8 +42,8 @@ class Ending:
         return not self._thread.is_alive()
 
     def result(self) -> str:
-        """Wait for the end. Return a text that names the queries that have not ended in time; an empty text if all have
-        ended. Raises the first error of a call that is not NotStopped.
+        """Wait for the end. Return a text that says which or how many queries have not ended in time; an empty text if
+        all have ended. Raises the first error of a call that is not NotStopped.
         """
         self._thread.join()
         for error in self._errors:

@@ -26,7 +26,7 @@ class OffsetMap:
 
     def put(self, key: bytes, offset: int) -> bool:
         """Store `offset` for `key`. The offset is above all previous ones. Returns False, without a change, if the
-        map is full.
+        map is full and does not contain the key.
         """
         stored_key = key if len(key) < DIGEST_BYTES else blake2b(key, digest_size=DIGEST_BYTES).digest()
         offsets = self.offsets
