@@ -91,7 +91,7 @@ def update_from_progress(status: QueryStatus, progress: dict[str, Any], servers:
             continue
         known = offsets.setdefault(addresses, {})
         for tp, offset in offsets_of_topics(source.get("endOffset")).items():
-            # If two sources read the partition, the query is as far as the later one of them.
+            # If two sources read the partition, the query has processed only the records before the lower offset.
             known[tp] = min(offset, known.get(tp, offset))
     if any(offsets.values()):
         status.offsets = {addresses: to_json_object(known) for addresses, known in offsets.items() if known}

@@ -241,7 +241,9 @@ class SqlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reader: TableReader | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a constant. The first call of `latestOffset` decides where the query begins; its result says so."""
+        """Return a constant. The first call of `latestOffset` decides where the query begins, and returns this position
+        as `begin`.
+        """
         return {}
 
     def prepareForTriggerAvailableNow(self) -> None:
