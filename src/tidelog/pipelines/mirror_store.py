@@ -39,7 +39,8 @@ PART_KIND = "plan part"
 PART_RUNS_MAX = 10_000
 """Upper bound on the runs of one part of a plan, so that a part fits into one record of the mirror's topic."""
 PARTITION_RUNS = 12
-"""The size of a partition in a plan, with the name of its topic, compared with the size of a run."""
+"""For PART_RUNS_MAX, each partition in a part counts as this many runs in addition to its own runs, because its topic's
+name and its other fields need space too."""
 REQUEST_BYTES = 512 << 10
 """Limit of the records of one request, in bytes before compression. A single larger record is sent on its own."""
 

@@ -65,8 +65,8 @@ FIRST_PAUSE_S: Final = 0.02
 with each further error in a row, up to `replica.fetch.backoff.ms`. Pauses below this maximum have no jitter, so that
 all partitions of an election are in the same request."""
 EARLY_PAUSE_S: Final = 0.05
-"""Longest pause, in seconds, after a first early answer: one without news that arrives before the time limit of its
-request. The pause after a second early answer in a row may be longer: it lasts until this time limit."""
+"""Longest pause, in seconds, after a first early answer: one without news that arrives before the `max_wait_ms` of its
+request have passed. The pause after a second early answer in a row may be longer: it lasts until they have passed."""
 LOG_CHANGES_MAX: Final = 16
 """After this many cuts of one log in a row, the fetcher pauses before each further request for the partition. One or
 two cuts are usual. More are needed only if the two brokers have led the partition alternately for many epochs."""
@@ -146,7 +146,7 @@ class Fetcher:
         self._wake_signal: asyncio.Future[None] | None = None
         self._stopping = False
         self._was_early = False
-        """Whether the last answer had no news and arrived before the time limit of its request."""
+        """Whether the last answer had no news and arrived before the `max_wait_ms` of its request had passed."""
         self._has_failed = False
         """Whether the last request failed. Only the first of consecutive failures is logged."""
 
@@ -262,7 +262,7 @@ class Fetcher:
         await self._apply(answers)
 
     async def _pause_after_early_answer(self, began_s: float, throttle_s: float) -> None:
-        """Pause if the leader has answered without news before the time limit of the request.
+        """Pause if the leader has answered without news before the `max_wait_ms` of the request have passed.
 
         A leader answers early after it has become the leader of more partitions. This broker may process the metadata
         of this change a little later, so the pause after a first early answer is short: the next request should also
