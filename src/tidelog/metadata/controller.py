@@ -28,7 +28,8 @@ from tidelog.wire.errors import ApiError, ErrorCode
 R = TypeVar("R")
 
 PARTITIONS_PER_REQUEST_MAX = 10_000
-"""Maximum number of partitions that one request may create."""
+"""Maximum number of partitions that one CreateTopics request may create, or a CreatePartitions request may add to one
+topic."""
 NAMED_PARTITIONS_MAX = 100_000
 """Maximum number of partitions that one request for elections or reassignments may name. A request for the election of
 all partitions names no partition, so this limit does not apply to it."""
@@ -401,7 +402,7 @@ def _add_partitions(
     if len(last_directory) > FILE_NAME_MAX:
         raise ApiError(f"{last_directory} is too long for a directory's name", ErrorCode.INVALID_PARTITIONS)
     if added > PARTITIONS_PER_REQUEST_MAX:
-        message = f"the request adds {added} partitions, but can add at most {PARTITIONS_PER_REQUEST_MAX}"
+        message = f"the request adds {added} partitions to a topic, but can add at most {PARTITIONS_PER_REQUEST_MAX}"
         raise ApiError(message, ErrorCode.INVALID_PARTITIONS)
     factor = topic.replication_factor
     if request.assignments is None:

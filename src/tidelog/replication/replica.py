@@ -195,7 +195,9 @@ class MarksMoved(NamedTuple):
 
 
 class FailWaiters(NamedTuple):
-    """A leader epoch has ended: requests that began to wait before `leader_epoch` get NOT_LEADER_OR_FOLLOWER."""
+    """Requests that began to wait in an epoch before `leader_epoch` get NOT_LEADER_OR_FOLLOWER. If the epoch has not
+    changed, only the requests whose records are not appended yet get this error.
+    """
 
     leader_epoch: int
 
@@ -453,8 +455,8 @@ class Replica:
     def _cut_ended(self, event: CutEnded, now_ms: int) -> list[Effect]:
         self._cut_is_running = False
         self.end_offset = event.end_offset
-        # Neither mark is below the log's start: records that are deleted cannot be lost any more, and a leader deletes
-        # only committed records.
+        # Everything below the log's start counts as durable, because deleted records need no sync, and as committed,
+        # because a leader deletes only committed records. So neither mark is below the log's start.
         self.local_mark = max(min(self.local_mark, event.end_offset), event.log_start_offset)
         self.high_watermark = max(min(self.high_watermark, event.end_offset), event.log_start_offset)
         if self._promotion is not None:

@@ -1,4 +1,4 @@
-"""The target of files that is a directory of a file system, with renames and hard links."""
+"""The `FileTarget` for a directory of a file system. It uses renames and hard links."""
 
 import os
 import shutil
