@@ -149,8 +149,8 @@ class RunningPipeline:
             Ending([query.stop for query in self._queries if not query.is_in_batch()], STOP_MAX_S).result()
 
     def stop_now(self) -> None:
-        """Interrupt the queries, and wait up to STOP_MAX_S. If a start or a query has not ended then, the error of the
-        status names it.
+        """Interrupt the queries, and wait up to STOP_MAX_S. If a start or queries have not ended then, the error of the
+        status says so.
         """
         self._stopping = True
         starting, self._starting = self._starting, None
@@ -174,7 +174,7 @@ class RunningPipeline:
         return self._ending
 
     def _finish_ending(self, ending: Ending) -> None:
-        """Wait for the end of the queries. If some have not ended in time, the error of the status names them, unless a
+        """Wait for the end of the queries. If some have not ended in time, the error of the status says so, unless a
         failure has caused the end.
         """
         self._ending = None

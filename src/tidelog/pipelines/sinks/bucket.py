@@ -1,4 +1,4 @@
-"""The target of files that is a part of an object store's bucket.
+"""The `FileTarget` for a part of an object store's bucket.
 
 An object store cannot rename, but it can do what the protocol of `targets` needs: create the manifest only if there is
 none (a conditional write, `If-None-Match: *`), and copy an object, within the store, to a name at which it appears with
