@@ -143,7 +143,8 @@ def show_or_execute(client: "Client", moves: Sequence[PlannedMove], execution: E
 def without_new_replicas(client: "Client", moves: Sequence[PlannedMove]) -> dict[Partition, CommandError]:
     """Return the errors of the moves that have ended although the partitions do not have the new replicas.
 
-    A broker that has not followed the end of the moves yet still reports the former replicas, so it is asked again.
+    A broker still reports the former replicas until it has applied the end of the moves to its metadata. Therefore the
+    replicas are requested several times.
     """
     for _ in range(READS_MAX):
         replicas = {(part.topic, part.partition): part.replicas for part in read_partitions(client)}

@@ -66,12 +66,14 @@ class BrokerRegistered(NamedTuple):
     features: Mapping[str, tuple[int, int]] = {}
     """The lowest and the highest level that the broker supports, for each feature."""
     records_epoch: int = -1
-    """The epoch in the broker's directories when it registered, if the broker certainly still had every record that it
-    had acknowledged. The image resets this field to -1 when the broker is unfenced. -1 stands for `epoch`.
+    """The broker epoch that the broker's directories contained when it registered, if the broker certainly still had
+    every record that it had acknowledged; otherwise -1, which stands for `epoch`. The image also sets this field to -1
+    when the broker is unfenced.
 
-    All runs of this broker with a later epoch, up to `epoch`, were never unfenced, so they have acknowledged nothing.
-    If such a run ends before it has written its epoch, the next run finds an earlier epoch, but has every record.
-    `registration.py` has the rule. An older controller ignores this field and treats the stop of such a run as unclean.
+    The runs of this broker with an epoch above `records_epoch`, up to `epoch`, were never unfenced, so they have
+    acknowledged nothing. If such a run ends before it has written its epoch to the directories, the next run finds an
+    earlier epoch there, but has every record. `registration.py` has the rule. An older controller ignores this field
+    and treats the stop of such a run as unclean.
     """
     records_synced: bool = False
     """Whether all records of the runs up to `records_epoch` are synced. False if `records_epoch` is -1."""

@@ -164,8 +164,8 @@ class ZooKeeperSession:
         connection._connect = connect_and_learn
 
     def _try_other_servers_first(self, connection: Any) -> None:
-        """Let kazoo try the server of the last connection last, since an attempt to connect to a hung server takes some
-        seconds. The order of the other servers is random. kazoo has no public API for it.
+        """Let kazoo try all other servers, in random order, before the one that it has tried most recently. An attempt
+        to connect to a hung server takes some seconds. kazoo has no public API for this order.
         """
         expand = connection._expand_client_hosts
         connection._expand_client_hosts = lambda: sorted(expand(), key=self._server.__eq__)

@@ -447,8 +447,8 @@ class Partition:
             self.step(LogSynced(self.log.durable_offset))
 
     def freeze(self) -> None:
-        """Stop the local mark until `thaw`, as during a long sync. Meanwhile, a leader neither acknowledges nor commits
-        records above the local mark. Appends continue.
+        """Stop the local mark until `thaw`. The effect is that of a long sync: appends continue, but a leader neither
+        acknowledges nor commits records above the local mark.
         """
         self.frozen = self._requires_sync = True
         self._thawing = self._tasks.future()

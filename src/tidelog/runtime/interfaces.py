@@ -23,8 +23,8 @@ class Clock(Protocol):
     def monotonic(self) -> float:
         """Return the seconds since an arbitrary origin. The value never decreases.
 
-        If the system has such a clock, the time during which the machine sleeps counts, too. All times that are
-        compared with each other must come from this method. `Tasks.sleep` and timers do not count the sleep of the
+        The time during which the machine sleeps counts, too, if the system has a clock that includes it. All times that
+        are compared with each other must come from this method. `Tasks.sleep` and timers do not count the sleep of the
         machine, so code that relies on a limit must compare times when it continues.
         """
 

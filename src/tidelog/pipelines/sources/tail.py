@@ -32,9 +32,9 @@ SCHEMA = StructType().add("value", "string").add("path", "string").add("position
 HASHED_BYTES = 1024
 """Upper bound on the bytes at the beginning of a file, and on those just before a position in it, that are hashed."""
 BEGINNINGS = "begun"
-"""Key in an offset of the stream: where the micro-batch begins in files in which it does not begin at the end of the
-previous one. The first micro-batch has an entry for each file that it does not read from its beginning. A later one has
-an entry for each file that was replaced or truncated."""
+"""Key in an offset of the stream: where the micro-batch begins in some files. In the other files, it begins where the
+previous micro-batch ended, or at 0 if the file is new. The first micro-batch has an entry for each file that it does
+not read from position 0. A later one has an entry for each file that was replaced or truncated."""
 ENDS = "ends"
 """Key in an offset of the stream: where the micro-batch ends in each file."""
 HASHES = "hashes"
@@ -172,7 +172,7 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"file {partition.path}: it was renamed after this micro-batch was planned. The next attempt finds "
                     "it under its new name, if the pattern matches that name"
                 )
-            # The hash is None if the file is shorter now. Then the lines that remain are still those of the plan.
+            # `hash_before` returns None if the file is now shorter than the plan requires. Then the loop below raises.
             if partition.end_hash is not None and hash_before(stream, partition.end) not in (None, partition.end_hash):
                 raise PipelineError(
                     f"file {partition.path}: its lines up to byte {partition.end} belong to this micro-batch, and they "
