@@ -249,7 +249,9 @@ def _transactions(results: Iterable[TaskResult]) -> list[TaskTransaction]:
 
 
 def _check_left_out(identity: BatchIdentity, last: Decision, results: Sequence[TaskResult]) -> None:
-    """Raise WriteError if rows that were never written are left out, because a higher number was written before."""
+    """Raise WriteError if the micro-batch was never written and is left out now, because a micro-batch with a higher
+    number was written before.
+    """
     rows = sum(result.rows for result in results)
     if identity.batch == last.batch or not rows:
         return

@@ -100,8 +100,8 @@ class LoopTasks:
             self._has_disabled_collector = False
             if not gc.get_freeze_count():
                 # Move all young objects to the oldest generation without traversing them. Otherwise the next collection
-                # would traverse all objects that were created while the collector was disabled and are still alive.
-                # This takes half a second.
+                # would need half a second to traverse all objects that were created while the collector was disabled
+                # and are still alive.
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
