@@ -206,7 +206,7 @@ KEYS: tuple[Key, ...] = (
         INT,
         "1",
         AtLeast(1),
-        doc="Number of in-sync replicas that acks=all requires, but at most the number of all replicas.",
+        doc="acks=all requires this number of in-sync replicas, or all replicas if the partition has fewer.",
         synonyms=(("min.insync.replicas", 1),),
         effect=True,
     ),

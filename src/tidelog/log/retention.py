@@ -7,8 +7,8 @@ on the event loop.
               (a thread)  the caller persists the log start offset
     removal   (a thread)  files are renamed to .deleted and stay readable; they are removed after file.delete.delay.ms
 
-A snapshot is durable before a segment leaves the log, because a restart and a cut could not derive the producers from
-the remaining batches. Most logs have such a snapshot, because one is written after each roll.
+A snapshot is durable before a segment leaves the log. Otherwise a later restart or truncation of the log could not
+derive the producers from the remaining batches. Most logs have such a snapshot, because one is written after each roll.
 
 The start offset is durable before the first file is removed. So if the first segment begins above the start offset, the
 files before it were not removed by retention: they were lost.
