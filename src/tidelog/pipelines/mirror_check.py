@@ -1,9 +1,9 @@
 """Compare the clusters of a mirror: `python -m tidelog.pipelines.mirror_check FILE[:NAME] --bootstrap TARGET`.
 
-Run it before consumers move to the target. It reads all records of both clusters, and uses nothing that the mirror has
-stored: every partition must have the same records in the same order, and after the committed offset of every group
-there must be the same number of records in both clusters. The exit code is 1 if something differs, and 2 if the
-comparison is not possible.
+Run it before consumers move to the target. It reads all records of the mirror's topics in both clusters, and uses
+nothing that the mirror has stored: every partition must have the same records in the same order, and after each
+committed offset of the mirror's groups there must be the same number of records in both clusters. The exit code is 1 if
+something differs, and 2 if the comparison is not possible.
 """
 
 import argparse
