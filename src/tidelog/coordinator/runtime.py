@@ -83,7 +83,7 @@ if TYPE_CHECKING:
         def when_committed(self, next_offset: int, listener: Callable[[ApiError | None], None]) -> None: ...
 
     class Core(Protocol):
-        """A pure coordinator. Only `replay` changes its durable state."""
+        """A pure coordinator. Only the replay of records and markers changes its durable state."""
 
         @property
         def load_order(self) -> LoadOrder: ...

@@ -148,7 +148,7 @@ def expired_offsets(
     - In a group of the consumer protocol, offsets of topics to which no member subscribes expire. Their retention time
       begins with the commit.
 
-    An offset whose record states an expiry time expires at that time instead.
+    If these rules let an offset expire and its record states an expiry time, it expires at that time instead.
     """
     subscribed: frozenset[str] = frozenset()
     empty_since_ms = None

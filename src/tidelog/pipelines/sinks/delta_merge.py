@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def changes_of(rows: "DataFrame", target: "DeltaTable", key: Sequence[str], sink: str) -> "pa.Table":
-    """Return the rows, which include the column DELETED, in the driver's memory. Structs have the fields of those in
-    the table `target`, because deltalake merges only equal structs.
+    """Return the rows, which include the column DELETED, in the driver's memory. A nested column gets the type that
+    it has in the table `target`, because deltalake merges only structs with equal fields.
 
     Raises PipelineError if several rows have the same key, because deltalake would store all of them, or if deltalake
     cannot store a value.

@@ -168,7 +168,7 @@ class Staging:
         return True
 
     def moved_cursor(self, number: int) -> Any:
-        """Return the cursor that `move_cursor` stored for this page, which is the newest one; None if there is none."""
+        """Return the cursor that `move_cursor` stored for the newest page, `number`; None if it stored none."""
         try:
             moved = json.loads((self._directory / MOVED_CURSOR).read_text())
         except FileNotFoundError:
@@ -176,7 +176,7 @@ class Staging:
         return moved["cursor"] if moved["page"] == number else None
 
     def move_cursor(self, number: int, cursor: Any) -> None:
-        """Store where the page after page `number` begins. It replaces the cursor of that page."""
+        """Store the cursor of the page after page `number`. It replaces the cursor that page `number` contains."""
         self._write({"page": number, "cursor": cursor}).replace(self._directory / MOVED_CURSOR)
         sync_directory(self._directory)
 
