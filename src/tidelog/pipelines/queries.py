@@ -371,8 +371,8 @@ def _letters_of_sinks(
     state: PipelineState,
     identity: Identity,
 ) -> dict[str, dict[int, str]]:
-    """Return the sources whose dead letters each sink's query writes, as parameters by `QuerySource.load`. Store this
-    choice for later runs.
+    """Return, for each sink, the sources whose dead letters its query writes: a mapping from the
+    `QuerySource.load` of each source to its parameter. Store this choice for later runs.
     """
     read = {
         sink: {load: letter_loads[load] for load in loads_of(frame) if load in letter_loads}
@@ -416,8 +416,8 @@ def _start_query(
     *,
     once: bool,
 ) -> RunningQuery:
-    """Start the query. `letter_sources` are the sources with dead letters, by parameter. `letter_loads` are the
-    parameters of those whose dead letters this query writes, by `QuerySource.load`.
+    """Start the query. `letter_sources` maps parameters to sources, for all sources with dead letters. `letter_loads`
+    maps `QuerySource.load` to parameters, for the sources whose dead letters this query writes.
     """
     from pyspark.errors import PySparkException
 
@@ -449,7 +449,7 @@ def refuse_shared_pages(pipeline: Pipeline, results: "Mapping[str, DataFrame]") 
     """Raise PipelineError if the pages of an `http()` source have several readers. Each reader removes pages from the
     staging directory when its own micro-batch is committed, although another reader may still need them.
 
-    Each sink has its own readers. One sink has several readers of a source that it joins with itself.
+    Each sink has its own readers. A sink whose rows are a join of the source with itself has several readers.
     """
     from tidelog.pipelines.sinks.http import Http
     from tidelog.pipelines.sources.http import STAGING

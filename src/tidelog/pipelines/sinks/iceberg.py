@@ -108,7 +108,7 @@ def load_catalog(catalog: str | Sequence[Sequence[str]], user: str) -> "Catalog"
 
 
 def secrets_of(catalog: str | Sequence[Sequence[str]]) -> tuple[tuple[str, str], ...]:
-    """Return the properties of a catalog that is not only named."""
+    """Return the properties of a catalog, which may contain secrets; empty if `catalog` is only a name."""
     return () if isinstance(catalog, str) else tuple((str(pair[0]), str(pair[1])) for pair in catalog)
 
 
@@ -164,7 +164,9 @@ class OpenedIceberg:
                 raise self._error("the table was removed while the query ran")
             if self._is_written(table, batch_id):
                 return
-            for name in unbounded:  # pyiceberg fails on such values. Only the copy of the properties is changed.
+            # pyiceberg fails on the minimum or maximum of these columns. With this setting, it stores only counts. Only
+            # the copy of the properties in memory is changed.
+            for name in unbounded:
                 table.metadata.properties[f"write.metadata.metrics.column.{name}"] = "counts"
             with table.transaction() as transaction:
                 self._change(transaction, paths, batch_id)
