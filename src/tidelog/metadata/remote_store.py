@@ -19,7 +19,8 @@ WATCH: Final = "metadata-watch"
 """Lanes of the runtime. Each lane has its own thread, so that a slow snapshot does not delay a renewal."""
 LEASE_CALL_SHARE: Final = 1 / 4
 """A call about leases may take at most this share of a lease's term. A renewal that a hung server does not answer is
-sent to the next server after this time, early enough to be in time. The first renewal comes after a third of the term.
+sent to the next server after this time. Since a lease is renewed after a third of its term, the second attempt is still
+in time.
 """
 WATCH_S: Final = 10.0
 """Longest time, in seconds, that one watch waits before the journal's end is read again."""

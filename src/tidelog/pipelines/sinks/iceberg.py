@@ -87,10 +87,10 @@ class Iceberg:
         return load_iceberg(self.name, self.catalog, context)
 
 
-def load_catalog(catalog: str | Sequence[Sequence[str]], user: str) -> "Catalog":
-    """Return the catalog. `user` is the sink or source that uses it.
+def load_catalog(catalog: str | Sequence[Sequence[str]], label: str) -> "Catalog":
+    """Return the catalog. `label` is what error messages call the sink or source that uses it.
 
-    Raises PipelineError, which names `user`, if the catalog cannot be loaded; TemporaryError if it does not answer. The
+    Raises PipelineError if the catalog cannot be loaded, and TemporaryError if it does not answer. The
     message does not list the properties, but contains the error of the catalog's library, which may name an address.
     """
     from pyiceberg.catalog import load_catalog as load_by_name
@@ -104,7 +104,7 @@ def load_catalog(catalog: str | Sequence[Sequence[str]], user: str) -> "Catalog"
         named = f"the catalog {catalog}" if isinstance(catalog, str) else "the catalog"
         text = f"{type(error).__name__}: {without_secrets(one_line(str(error)), secrets_of(catalog))}"
         kind = TemporaryError if is_outage(error) else PipelineError
-        raise kind(f"{user}: {named} cannot be loaded: {text}") from error
+        raise kind(f"{label}: {named} cannot be loaded: {text}") from error
 
 
 def secrets_of(catalog: str | Sequence[Sequence[str]]) -> tuple[tuple[str, str], ...]:
@@ -244,7 +244,7 @@ class OpenedIceberg:
         return PipelineError(f"{self._sink.describe()}: {text}")
 
 
-def partition_columns(table: "Table", user: str) -> tuple[str, ...]:
+def partition_columns(table: "Table", label: str) -> tuple[str, ...]:
     """Return the columns by whose values the table is partitioned.
 
     Raises PipelineError if the table is partitioned by something else than values: pyiceberg accepts only files whose
@@ -256,7 +256,7 @@ def partition_columns(table: "Table", user: str) -> tuple[str, ...]:
     for field in table.spec().fields:
         if not isinstance(field.transform, IdentityTransform):
             raise PipelineError(
-                f"{user}: the table is partitioned by the transform {field.transform}; partition it by columns only"
+                f"{label}: the table is partitioned by the transform {field.transform}; partition it by columns only"
             )
         names.append(table.schema().find_column_name(field.source_id) or "")
     return tuple(names)

@@ -40,7 +40,8 @@ CAUSES = (
     (r"BadScheme|HTTP error: builder error|URL scheme is not allowed", PLAIN_HTTP),
     (r"PermanentRedirect|AuthorizationHeaderMalformed|incorrectly configured region|\b301 Moved", WRONG_REGION),
 )
-"""What the libraries' texts mean. The first pattern that a text contains counts. Another attempt would fail too."""
+"""What the libraries' texts mean. The first pattern that matches the text decides. All these
+causes are permanent: the same operation would fail again."""
 TRANSIENT = re.compile(
     r"error sending request|Error performing|Generic (?:S3|GCS)|NETWORK_CONNECTION|SLOW_DOWN|SERVICE_UNAVAILABLE|"
     r"INTERNAL_FAILURE|timed? ?out|curlCode|connection|\b5\d\d\b",
@@ -52,27 +53,28 @@ MISSING_OBJECT = re.compile(r"Error performing (?:GET|HEAD) .*?\b404 Not Found|N
 
 
 @contextmanager
-def store_errors(user: str, url: str, options: Pairs, errors: tuple[type[Exception], ...]) -> Iterator[None]:
-    """Raise PipelineError or TemporaryError, which names `user`, in place of one of `errors` of an object store.
+def store_errors(label: str, url: str, options: Pairs, errors: tuple[type[Exception], ...]) -> Iterator[None]:
+    """Raise PipelineError or TemporaryError in place of one of `errors`, if it is an error of the object store.
 
-    `user` contains the `url`, as in `parquet s3://bucket/sales`. `options` are those of the store: their secrets are
-    not shown. Errors of other kinds, and those that are not about an object store, remain as they are.
+    Its text begins with `label`: the kind and the URL of the sink or source that uses the store, for example
+    `parquet s3://bucket/sales`. `options` are the options of the store; the text does not show their secrets.
+    Errors of other kinds, and errors that are not about the object store, are not replaced.
     """
     try:
         yield
     except PipelineError:
         raise
     except errors as error:
-        found = store_error(user, url, error, options)
+        found = store_error(label, url, error, options)
         if found is None:
             raise
         raise found from error
 
 
-def store_error(user: str, url: str, error: BaseException, options: Pairs) -> PipelineError | None:
+def store_error(label: str, url: str, error: BaseException, options: Pairs) -> PipelineError | None:
     """Return the error of a library as an error for people, or None if it is not about the object store itself."""
     raw = str(error)
-    where = user if url in user else f"{user} ({without_secrets(url, options)})"
+    where = label if url in label else f"{label} ({without_secrets(url, options)})"
     detail = without_secrets(one_line(raw), options)
     for pattern, remedy in CAUSES:
         if re.search(pattern, raw):
@@ -107,5 +109,5 @@ def refuse_credentials(kind: str, url: str) -> None:
     if ":" in user:  # abfss://container@account has no password
         raise PipelineError(
             f"{kind} {parts.scheme}://{HIDDEN}@{host}{parts.path}: the URL contains a password: remove it, and set"
-            " credentials in the environment, as AWS_ACCESS_KEY_ID"
+            " credentials in environment variables, for example AWS_ACCESS_KEY_ID"
         )

@@ -92,10 +92,10 @@ class DeltaLog:
         try:
             table = DeltaTable(self.location, version=version, storage_options=self.storage)
         except (DeltaError, OSError) as error:
-            user = f"delta {self.location}"
-            found = store_error(user, self.location, error, self.storage.items()) if is_url(self.location) else None
+            label = f"delta {self.location}"
+            found = store_error(label, self.location, error, self.storage.items()) if is_url(self.location) else None
             text = without_secrets(one_line(str(error)), self.storage.items())
-            raise found or PipelineError(f"{user}: the table cannot be read: {text}") from error
+            raise found or PipelineError(f"{label}: the table cannot be read: {text}") from error
         features = set(table.protocol().reader_features or ())
         if "columnMapping" in features and "delta.columnMapping.mode" in table.metadata().configuration:
             raise PipelineError(f"delta {self.location}: the table maps its columns, which this source cannot read")
@@ -148,7 +148,7 @@ class DeltaLog:
         if any(action["remove"].get("dataChange", True) for action in actions if "remove" in action):
             raise PipelineError(
                 f"delta {self.location}: version {version} updates or deletes rows, and a stream can only read rows "
-                f"that are appended: begin after it, with delta(..., begin_version={version})"
+                f"that are appended: delta(..., begin_version={version}) begins after this version"
             )
         adds = [action["add"] for action in actions if "add" in action]
         return [

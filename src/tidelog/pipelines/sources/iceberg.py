@@ -81,14 +81,14 @@ class IcebergHistory:
     def table(self) -> "Table":
         from pyiceberg.exceptions import NoSuchTableError
 
-        user = f"iceberg {self.name}"
-        catalog = load_catalog(self.catalog, user)
+        label = f"iceberg {self.name}"
+        catalog = load_catalog(self.catalog, label)
         warehouse = str(catalog.properties.get("warehouse", ""))
         try:
-            with store_errors(user, warehouse, secrets_of(self.catalog), (OSError,)):
+            with store_errors(label, warehouse, secrets_of(self.catalog), (OSError,)):
                 return catalog.load_table(self.name)
         except NoSuchTableError as error:
-            raise PipelineError(f"{user}: there is no such table in the catalog") from error
+            raise PipelineError(f"{label}: there is no such table in the catalog") from error
 
     def columns(self) -> StructType:
         """Return the present columns of the table."""
