@@ -610,7 +610,7 @@ def test_transactions_time_out_after_the_decision(query: Query, lost_tasks: list
         with pytest.raises(WriteError, match="by 3 tasks, and now it has 4"):
             query.write(0, [*ONE, []])
         written = 2 - lost_tasks[0]
-        with pytest.raises(WriteError, match=f"task {written} of .* has 0 rows now, but {len(ONE[written])}"):
+        with pytest.raises(WriteError, match=f"task {written} of .* has 0 rows now, but had {len(ONE[written])}"):
             query.run_task(0, written, [])
     query.new_worker()
     query.write(0, ONE)
