@@ -67,7 +67,7 @@ def test_a_schema_may_choose_columns() -> None:
     assert columns_of(struct(offset="long", value="binary"), False) == ("offset", "value")
     for schema, message in [
         (struct(vlaue="binary"), "format tidelog has no column 'vlaue'; it has key, value"),
-        (struct(value="string"), "column value of format tidelog is binary, not string"),
+        (struct(value="string"), "the type of column 'value' of format tidelog is binary, not string"),
         (struct(headers=HEADERS), "only with option includeHeaders=true"),
     ]:
         with pytest.raises(SchemaError, match=message):
