@@ -1,4 +1,4 @@
-"""Errors of object stores as one line that names the URL, the cause and the remedy, and no secret."""
+"""Errors of object stores as one line with the URL, the cause and the remedy, but without secrets."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ SECRET_NAME = re.compile(
 """Names of options whose values are never shown."""
 HIDDEN = "***"
 DETAIL_MAX = 400
-"""Longest text of a library's error that a message repeats, in characters."""
+"""Maximum length, in characters, of a library's error text in an error message of Tidelog."""
 NO_CREDENTIALS = (
     "there are no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment of the driver and of"
     " the executors, or give the machines a role"
@@ -26,7 +26,7 @@ DENIED = (
 )
 SETTINGS = "AWS_ENDPOINT_URL and AWS_REGION; for iceberg(), s3.endpoint and s3.region"
 NO_BUCKET = f"there is no such bucket: create it, or check the URL, the endpoint and the region ({SETTINGS})"
-PLAIN_HTTP = "an endpoint with http:// needs the option AWS_ALLOW_HTTP=true: use it, or an endpoint with https://"
+PLAIN_HTTP = "an endpoint with http:// needs the option AWS_ALLOW_HTTP=true: set it, or use an https:// endpoint"
 WRONG_REGION = f"the bucket is in another region: set the region ({SETTINGS})"
 NO_ANSWER = f"the object store does not answer: check the endpoint ({SETTINGS}), the network and the server"
 CAUSES = (
@@ -49,7 +49,7 @@ TRANSIENT = re.compile(
 )
 """Texts of errors after which another attempt may succeed."""
 MISSING_OBJECT = re.compile(r"Error performing (?:GET|HEAD) .*?\b404 Not Found|NoSuchKey|RESOURCE_NOT_FOUND", re.DOTALL)
-"""Texts of errors that are not about the store: it answers that an object does not exist."""
+"""Texts of errors that say that an object does not exist. These errors are not problems of the store itself."""
 
 
 @contextmanager
@@ -89,7 +89,7 @@ def one_line(text: str) -> str:
     text = re.sub(r"\x1b\[[0-9;]*m", "", text).partition("Debug source")[0]
     code = re.search(r"<Code>(\w+)</Code>", text)
     text = re.sub(r"<\?xml.*|<Error>.*", code[1] if code else "", text, flags=re.DOTALL)
-    text = re.sub(r"[?&][\w.-]*=[^\s&]*", "", text)  # uploads have identifiers, and signed URLs have signatures
+    text = re.sub(r"[?&][\w.-]*=[^\s&]*", "", text)  # query parameters: ids of uploads, and signatures
     text = " ".join(text.replace("↳", " ").split())
     return text if len(text) <= DETAIL_MAX else f"{text[:DETAIL_MAX]} ..."
 
@@ -103,7 +103,7 @@ def without_secrets(text: str, options: Pairs) -> str:
 
 
 def refuse_credentials(kind: str, url: str) -> None:
-    """Raise PipelineError if a URL contains a password: it would be shown wherever the URL is."""
+    """Raise PipelineError if a URL contains a password, because every message with the URL would show the password."""
     parts = urlsplit(url)
     user, _, host = parts.netloc.rpartition("@")
     if ":" in user:  # abfss://container@account has no password
