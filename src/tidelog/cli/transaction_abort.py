@@ -56,7 +56,7 @@ BrokerId = Annotated[
 ]
 Escaped = Annotated[
     bool,
-    typer.Option("--escaped", help=r"Ids are as tables show them: \n, \x00, \xff; a backslash is written twice."),
+    typer.Option("--escaped", help=r"You write ids as tables show them: \n, \x00, \xff; a backslash is written twice."),
 ]
 DECIDED = ("PrepareCommit", "PrepareAbort")
 """States in which the end of a transaction is decided, and its markers are being written."""
