@@ -2,7 +2,8 @@
 
 Each entry is a dict with `file`, `kind`, `position` and other plain values. Keys and values of records are bytes or
 None. An entry of kind `damage` is the last entry of its file. An entry of kind `unwritten` is also the last entry of
-its file. It means that the rest of the segment consists of zeros, which Kafka preallocated. No file is changed. Blocks.
+its file. It means that the rest of the segment consists of zeros, which Kafka preallocated. The functions block the
+caller while they read files. They change no file.
 """
 
 from collections.abc import Callable, Iterator

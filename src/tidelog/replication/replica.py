@@ -73,7 +73,7 @@ class BecameFollower(NamedTuple):
 class WentOffline(NamedTuple):
     """The partition has no leader, or this broker has no replica of it any more.
 
-    If the epoch is the one in which this broker leads, only its lease has ended, and it may lead in that epoch again.
+    If this broker leads in `leader_epoch`, only the broker's lease has ended, and it may lead in this epoch again.
     """
 
     leader_epoch: int
@@ -274,8 +274,8 @@ class Replica:
         """The ISR if this replica is a leader, otherwise None."""
         self._eligible: Mapping[int, int] = {}
         self._resigned: InSyncReplicas | None = None
-        """The ISR with which this replica led in `leader_epoch`, until it stopped because its broker's lease was over.
-        An answer of the controller may still arrive for it."""
+        """The ISR with which this replica led in `leader_epoch`, if the replica stopped because its broker's lease had
+        ended. The controller may still answer a proposal of this replica."""
         self._cut_is_running = False
         self._promotion: tuple[BecameLeader, int] | None = None
         """The promotion that waits for the end of a cut, and the time at which it arrived."""
@@ -345,8 +345,8 @@ class Replica:
         return effects
 
     def _begin_to_lead(self, event: BecameLeader, now_ms: int, resigned: InSyncReplicas | None = None) -> list[Effect]:
-        """Begin the epoch, or resume it: then `resigned` is the ISR with which this leader resigned. `epoch_start` is
-        set before this leader appends the next record.
+        """Begin the epoch, or resume it. If it is resumed, `resigned` is the ISR that this leader had when it resigned.
+        This leader appends its next record after this step, so `epoch_start` is the present end of the log.
         """
         self.role = Role.LEADER
         self.leads = True
@@ -400,8 +400,8 @@ class Replica:
 
     def _end_epoch(self, leader_epoch: int) -> list[Effect]:
         """Stop leading. If this ends the leader epoch, no request may wait any longer for offsets that a later epoch
-        may write again. If the epoch remains the same, requests continue to wait, because their records may still be
-        committed.
+        may write again. If the epoch remains the same, requests whose records are appended continue to wait, because
+        these records may still be committed.
         """
         has_led = self.role is Role.LEADER or self._resigned is not None
         effects: list[Effect] = [FailWaiters(leader_epoch)] if has_led else []

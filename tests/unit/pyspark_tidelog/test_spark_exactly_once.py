@@ -372,13 +372,13 @@ def test_the_decision_has_the_shorter_timeout(
         (
             "end_transactions",
             1,
-            "the 2 transactions of batch 0 of query {query}, which is decided, cannot be committed",
+            "batch 0 of query {query} is decided, but its 2 transactions cannot be committed",
         ),
         ("end_transactions", 2, "no broker confirms the decision about batch 1 in group '{group}'"),
         (
             "end_transactions",
             3,
-            "the 2 transactions of batch 1 of query {query}, which is decided, cannot be committed",
+            "batch 1 of query {query} is decided, but its 2 transactions cannot be committed",
         ),
     ],
 )
