@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 def handle(
     services: Services, context: RequestContext, request: DescribeLogDirsRequest
 ) -> Steps[Coroutine[Any, Any, DescribeLogDirsResponse]]:
-    """Describe every data directory. The description of a directory contains those of its partitions that the request
-    names, or all of its partitions if the topics of the request are null. A failed directory has an error and no
-    partitions.
+    """Describe every data directory. If the topics of the request are null, all partitions of a directory are listed;
+    otherwise only the partitions that the request names are listed. A directory that has failed or cannot be read has
+    an error and no partitions.
     """
     del context
     if request.topics is None:
