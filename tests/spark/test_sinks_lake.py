@@ -188,7 +188,7 @@ class TestParquet:
             stream_of(parquet(str(tmp_path / "none")), spark)
         with pytest.raises(PipelineError, match="the output mode update needs delta"):
             opened(target, spark, "update")
-        with pytest.raises(PipelineError, match="this sink writes object stores with s3"):
+        with pytest.raises(PipelineError, match="this sink writes to URLs that begin with s3"):
             opened(parquet("hdfs://host/files"), spark)
 
 
