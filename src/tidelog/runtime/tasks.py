@@ -149,8 +149,9 @@ def report_failure(task: "asyncio.Task[Any]") -> None:
 class _Workers:
     """Threads that serve one queue of calls. The first thread starts with the first call.
 
-    A call takes 20 us, compared with 35 us in `concurrent.futures`. This matters since group commit makes one call per
-    fsync. The threads are daemon threads, so that an application that forgets `close()` can still exit.
+    The overhead of a call is 20 us, compared with 35 us in `concurrent.futures`. This difference matters, since group
+    commit makes one call per fsync. The threads are daemon threads, so that an application that forgets `close()` can
+    still exit.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str, threads_max: int) -> None:

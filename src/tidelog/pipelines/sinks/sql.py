@@ -90,7 +90,7 @@ class Sql:
         if context.output_mode == "update" and self.keyed is None:
             raise PipelineError(f"{self.describe()}: the output mode update needs a key, as in sql(..., key=['id'])")
         if context.output_mode == "complete" and self.keyed is not None:
-            raise PipelineError(f"{self.describe()}: the output mode complete replaces all rows and has no key")
+            raise PipelineError(f"{self.describe()}: the output mode complete replaces all rows, so it takes no key")
         return OpenedSql(self, context.query, context.output_mode == "complete")
 
     def load(self, context: SourceContext) -> "DataFrame":
