@@ -150,7 +150,7 @@ def _record_entries(path: str, position: int, batch: memoryview, fields: Fields)
                 entry["marker"], entry["coordinator_epoch"] = MARKERS[marker[0]], marker[1]
             yield entry
     except ValueError as error:
-        raise CorruptLog(path, position, f"its records cannot be decoded: {error}") from error
+        raise CorruptLog(path, position, f"the batch's records cannot be decoded: {error}") from error
 
 
 def _offset_index_entries(disk: "Disk", path: str, base_offset: int) -> Iterator[Entry]:

@@ -366,5 +366,5 @@ def _records(segment: Segment, position: int, size: int, start_offset: int) -> I
                 yield offset, timestamp
     except MalformedMessage as error:
         if not header.crc_ok():
-            raise CorruptLog(segment.path, position, f"its records cannot be decoded: {error}") from error
+            raise CorruptLog(segment.path, position, f"the batch's records cannot be decoded: {error}") from error
         yield first, header.max_timestamp
