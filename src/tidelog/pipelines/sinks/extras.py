@@ -1,4 +1,4 @@
-"""Loads the optional packages of sinks and sources, and names the remedy if one is missing."""
+"""Loads the optional packages of sinks and sources. If a package is missing, the error says how to install it."""
 
 import importlib
 from typing import Any
