@@ -19,7 +19,7 @@ class Store(Protocol):
         ...
 
     def remove(self, path: str) -> None:
-        """Remove a file of an attempt that failed. It may be missing."""
+        """Remove a file of an attempt that failed. The file may be missing."""
         ...
 
 
@@ -46,7 +46,7 @@ class LocalStore:
 
 @dataclass(frozen=True)
 class DeltaStore:
-    """The storage of a Delta table, through deltalake's own object store, with the sink's `storage_options`."""
+    """The storage of a Delta table. The library deltalake accesses it with the sink's `storage_options`."""
 
     url: str
     options: tuple[tuple[str, str], ...] = field(repr=False)
