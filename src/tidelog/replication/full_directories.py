@@ -83,7 +83,7 @@ class FullDirectories:
         return usable
 
     def mark_usable(self, paths: list[str]) -> None:
-        """Mark the directories that `find_usable` returned as usable."""
+        """Mark as usable the directories that `find_usable` has returned."""
         self._without_descriptor.clear()
         for path in paths:
             if path in self._refused:
