@@ -49,7 +49,7 @@ COMMANDS = {
     "consume": CommandEntry("tidelog.cli.consume", "Topics and records", "Print the records of a topic."),
     "group": CommandEntry("tidelog.cli.group", "Topics and records", "Show consumer groups and their lag."),
     "transaction": CommandEntry(
-        "tidelog.cli.transaction", "Topics and records", "Show transactions; find and abort those that hang."
+        "tidelog.cli.transaction", "Topics and records", "Show and abort transactions; find those that hang."
     ),
     "quota": CommandEntry("tidelog.cli.quota", "Topics and records", "Show and change client quotas."),
     "pipeline": CommandEntry(
