@@ -90,7 +90,7 @@ class Delta:
         if context.output_mode == "update" and self.keyed is None:
             raise PipelineError(f"{self.describe()}: the output mode update needs a key, as in delta(..., key=['id'])")
         if context.output_mode == "complete" and self.keyed is not None:
-            raise PipelineError(f"{self.describe()}: the output mode complete replaces all rows and has no key")
+            raise PipelineError(f"{self.describe()}: the output mode complete replaces all rows: remove the key")
         opened = OpenedDelta(self, f"tidelog-{context.query}", context.output_mode == "complete")
         opened.check_table()
         return opened
