@@ -173,7 +173,7 @@ def test_keys_headers_nulls_and_partitions(tidelog: Run, topic: str) -> None:
     read = tidelog("consume", topic, "-B", "-e", "-f", shape, "--null-marker", "-")
     assert read.stdout.decode().splitlines() == ["1|0|k1|v1|a=1,b=", "1|1|k2|-|a=1,b=", "1|2||v3|a=1,b="]
     error = tidelog("produce", topic, "-p", 9, input=b"x\n", code=1).stderr.decode()
-    assert error == f"Error: 1 not written: topic {topic}: no such partition (tidelog topic describe shows them)\n"
+    assert error == f"Error: 1 not written: topic {topic}: no such partition (tidelog topic describe shows all)\n"
     assert "has no partition 9: its partitions are 0 to 1" in tidelog("consume", topic, "-p", 9, code=1).stderr.decode()
 
 
