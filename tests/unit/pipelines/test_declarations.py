@@ -39,8 +39,8 @@ def any_number(*records: Any) -> Any:
 @pytest.mark.parametrize(
     ("function", "arguments", "message"),
     [
-        (one, {"source": [topic("a"), topic("b")]}, r"there are 2 sources, but 1 parameters \(records\)"),
-        (two, {"source": topic("a")}, r"there are 1 sources, but 2 parameters \(left, right\)"),
+        (one, {"source": [topic("a"), topic("b")]}, r"the declaration has 2 sources, but the function has 1 parameter \(records\)"),
+        (two, {"source": topic("a")}, r"the declaration has 1 source, but the function has 2 parameters \(left, right\)"),
         (two, {"source": {"left": topic("a"), "rihgt": topic("b")}}, "but the parameters have the names left, rig"),
         (any_number, {"source": topic("a")}, r"parameter \*records: Any is not allowed"),
         (one, {"source": "a"}, "the source of parameter records is 'a', which cannot be read; use for example topic"),

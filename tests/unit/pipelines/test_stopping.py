@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from tidelog.pipelines.queries import RunningQuery
+from tidelog.pipelines.queries import RunningQuery, StopRequested
 from tidelog.pipelines.session import SETTINGS
 from tidelog.pipelines.stopping import SPARK_STOP_TIMEOUT, NotStopped, call_all
 
@@ -99,3 +99,20 @@ def test_a_sink_that_does_not_write_is_closed_although_the_query_does_not_end() 
     with pytest.raises(NotStopped):
         query_of(sink).stop()
     assert sink.closed.is_set()
+
+
+def test_a_write_does_not_begin_during_a_stop() -> None:
+    sink = BlockedSink()
+    query = query_of(sink)
+
+    class StopsMeanwhile(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            with pytest.raises(NotStopped):
+                query.stop()
+            return True
+
+    query._has_query = StopsMeanwhile()
+    with pytest.raises(StopRequested):
+        query._write(cast(Any, SimpleNamespace()), 0)
+    assert sink.closed.is_set()
+    assert not sink.begun.is_set()

@@ -69,7 +69,7 @@ def test_avro_values_that_do_not_fit_have_a_reason() -> None:
         {"id": 300},
         "the value is null",
         "the value is empty",
-        "the value has 1 bytes after the end of the Avro record",
+        "the value has 1 byte after the end of the Avro record",
     ]
     assert all(reason.startswith("the value does not fit the Avro schema: ") for reason in found[4:])
     text = record(("name", "string"))
