@@ -129,7 +129,9 @@ def test_a_group_that_cannot_be_described_is_a_warning(caplog: pytest.LogCapture
     group = offsets_of_group(coordinator, clock)
     with caplog.at_level(logging.WARNING):
         group.refuse_members()
-    assert "unreachable" in caplog.text
+    [warning] = caplog.messages
+    assert warning.startswith("group_not_described group=g")
+    assert "unreachable" in warning
     coordinator.error = None
     coordinator.members = [Member("m", None, "c", "h", [])]
     group.refuse_members()

@@ -99,8 +99,10 @@ class DeltaLog:
             found = store_error(label, self.location, error, self.storage.items()) if is_url(self.location) else None
             text = without_secrets(one_line(str(error)), self.storage.items())
             raise found or PipelineError(f"{label}: the table cannot be read: {text}") from error
-        # A protocol of reader version 2 has no list of features, but its tables may have mapped columns too.
-        if table.metadata().configuration.get(MAPPING_MODE, "none").lower() != "none":
+        protocol = table.protocol()
+        # Reader version 2 stands for column mapping. Only later versions have a list of features.
+        may_be_mapped = protocol.min_reader_version == 2 or "columnMapping" in (protocol.reader_features or ())
+        if may_be_mapped and table.metadata().configuration.get(MAPPING_MODE, "none").lower() != "none":
             raise PipelineError(f"delta {self.location}: the table uses column mapping, which this source cannot read")
         return table
 
