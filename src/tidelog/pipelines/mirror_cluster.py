@@ -182,7 +182,6 @@ class MirrorCluster:
                     yield header
             position = headers[-1].next_offset
             deadline = self.client.deadline()
-            deadline = self.client.deadline()
 
 
 def _raise_error(code: int, message: str | None, problem: str) -> None:
