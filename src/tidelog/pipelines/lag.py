@@ -62,8 +62,8 @@ class LagMonitor:
         """Return the number of records from these offsets to the ends of the partitions, and the age of the oldest of
         these records in milliseconds. `offsets` is indexed by brokers, topic and partition, in this order.
 
-        Both are None after any error, for example if the brokers do not answer. The number is a difference of offsets: after compaction and
-        transactions, it is higher than the real number of records.
+        Both are None after any error, for example if the brokers do not answer. The number is a difference of offsets:
+        after compaction and transactions, it is higher than the real number of records.
         """
         records, oldest_ms = 0, None
         try:

@@ -374,13 +374,12 @@ def topic(
     `tombstones` says what happens to records with a null value: `error` (they are treated as records that cannot be
     parsed), `keep` (all fields are null), or `skip`.
 
-    A sink without `value` writes the column value and, if they exist, key, headers, topic and partition. `key` names the
-    key columns: several are written as a JSON object, a single one as text (a binary column unchanged). Without it, a
-    column named `key` is the key. With a format, all columns except headers and those of the key are encoded as the
-    value. If a row has a key and all columns
-    of its value are null, it is written as a tombstone, which deletes the key in a compacted topic. If `partitions` is
-    given, a missing topic is created, with `settings`. Without `name`, the column `topic` names the topic of each row,
-    and is not encoded in the value.
+    A sink without `value` writes the column value and, if they exist, key, headers, topic and partition. `key` names
+    the key columns: several are written as a JSON object, a single one as text (a binary column unchanged). Without it,
+    a column named `key` is the key. With a format, all columns except headers and those of the key are encoded as the
+    value. If a row has a key and all columns of its value are null, it is written as a tombstone, which deletes the key
+    in a compacted topic. If `partitions` is given, a missing topic is created, with `settings`. Without `name`, the
+    column `topic` names the topic of each row, and is not encoded in the value.
 
     `options` are further options of format("tidelog").
     """

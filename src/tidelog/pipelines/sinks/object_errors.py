@@ -51,8 +51,8 @@ TRANSIENT = re.compile(
     r"\b5\d\d (?:internal server error|bad gateway|service unavailable|gateway time-?out|slow ?down)",
     re.IGNORECASE,
 )
-"""Texts of errors after which another attempt may succeed. A number from 500 to 599 is a status only if the words around
-it say so: it may also be a part of a path or a size."""
+"""Texts of errors after which another attempt may succeed. A number from 500 to 599 is a status only if the words
+around it say so: it may also be a part of a path or a size."""
 MISSING_OBJECT = re.compile(r"Error performing (?:GET|HEAD) .*?\b404 Not Found|NoSuchKey|RESOURCE_NOT_FOUND", re.DOTALL)
 """Texts of errors that say that an object does not exist. These errors are not problems of the store itself."""
 
