@@ -186,9 +186,7 @@ class PartitionLog:
         return next(iter(self.producers.open_transactions), self.log_end_offset)
 
     def last_stable_offset_below(self, high_watermark: int) -> int:
-        """Return the offset at which read_committed reads end. It is not below the log start offset, even if the oldest
-        unfinished transaction began before the log start offset.
-        """
+        """Return the offset at which read_committed reads end. It is never below the log start offset."""
         unstable = self.producers.first_unstable_offset(high_watermark)
         return high_watermark if unstable is None else min(max(unstable, self.log_start_offset), high_watermark)
 
@@ -197,12 +195,10 @@ class PartitionLog:
     def append(
         self, batch: memoryview, header: BatchHeader, *, leader_epoch: int, now_ms: int, limits: Limits = True
     ) -> Appended:
-        """Append one batch as the leader. Base offset and leader epoch are written into `batch`. If the batch
-        repeats one of its producer's last five batches, it is not appended, and the result of the first append is
-        returned. `limits`: how to check the topic's limits on clients (`validation.Limits`). Raises the ApiError for
-        the response (StorageError if the log or its disk is unusable), or NotInline if the examination of the records
-        would take too long.
-        """
+        """Append one batch as the leader. Base offset and leader epoch are written into `batch`. A batch that repeats
+        one of its producer's last five batches is not appended: the result of the first append is returned. `limits`:
+        how to check limits on clients (`validation.Limits`). Raises the ApiError for the response (StorageError if the
+        log or its disk is unusable), or NotInline if the examination of the records would take too long."""
         segment = self._segments.active
         size, position, base_offset = header.size, segment.size, self.log_end_offset
         next_offset = base_offset + header.last_offset_delta + 1
@@ -210,7 +206,7 @@ class PartitionLog:
         if limits and (
             size > self._size_max
             or max_timestamp - now_ms > self._ahead_max_ms
-            or base_timestamp < 0  # this line and the next: the code of `contradicts_itself`
+            or base_timestamp < 0  # `contradicts_itself`, inlined
             or (base_timestamp != max_timestamp and (base_timestamp > max_timestamp or header.count == 1))
             or (
                 (not base_timestamp or now_ms - base_timestamp > self._age_max_ms)
@@ -509,9 +505,8 @@ class PartitionLog:
     def apply_retention(self, now_ms: int, high_watermark: int | None = None) -> int:
         """Remove the segments that the settings no longer keep, and return their number. Also forget producers that
         were silent for `producer.id.expiration.ms`. Segments that end above the high watermark (None: the log's end)
-        are kept. Segments whose producers are in no durable snapshot are also kept (see `retention_needs_flush`),
-        except on a full disk (see `Retention.count_removable`). The files are removed later (see `removal`). Raises
-        StorageError.
+        are kept, and so are segments that no durable producer snapshot includes (see `retention_needs_flush`), unless
+        the disk is full (see `Retention.count_removable`). `removal` removes the files later. Raises StorageError.
         """
         self.producers.expire(now_ms, self.config.producer_id_expiration_ms, self.log_end_offset)
         limit = self.log_end_offset if high_watermark is None else high_watermark
@@ -570,9 +565,7 @@ class PartitionLog:
     # Durability
 
     def lacks_snapshot(self, end_offset: int) -> bool:
-        """Return whether no durable snapshot includes the batches below `end_offset`. If none does, the next flush plan
-        makes one durable.
-        """
+        """Whether no durable snapshot includes the batches below `end_offset`. The next flush plan then writes one."""
         return self._durability.cover(end_offset)
 
     def flush_plan(self) -> FlushPlan:

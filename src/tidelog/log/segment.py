@@ -126,8 +126,7 @@ class Segment:
         self._interval = INTERVAL_BYTES
         self._entries_max = self._time_entries_max = NEVER
         self.size_limit = self.roll_timestamp = self.roll_now_ms = NEVER
-        """Limits on the size, on the timestamps of batches, and on the clock. An append that would exceed a limit rolls
-        the segment first."""
+        """Limits on the size, on batches' timestamps, and on the clock. Before an append exceeds one, the log rolls."""
         self.clock_confirmed = False
         """Whether the records of the first batch were examined to determine `roll_timestamp`."""
         self.offset_limit = base_offset + INT32_MAX + 1
