@@ -2,8 +2,8 @@
 
     python -m spark_rounds_harness.driver SINK BOOTSTRAP INPUT TARGET FOLDER
 
-It prints one line of JSON when the query has started, and one each time when it has processed further records. It runs until it is killed, or
-until its stdin ends.
+It prints one line of JSON when the query has started, and one each time when it has processed further records. It runs
+until it is killed, or until its stdin ends.
 """
 
 import json
