@@ -550,7 +550,7 @@ KEYS: tuple[Key, ...] = (
         INT,
         "104857600",
         AtLeast(1),
-        doc="Largest request in bytes; a connection that announces a larger one is closed.",
+        doc="Largest request in bytes. If a client announces a larger request, its connection is closed.",
         effect=True,
         read_only=True,
     ),
