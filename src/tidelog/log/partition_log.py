@@ -1,8 +1,8 @@
 """The log of one partition: append, read, truncate, apply retention, flush.
 
-All methods are called on the event loop. They use the page cache and do not wait for the disk, unless a docstring
-says that the method blocks. Indexes, producer state and leader epochs are derived from the batches; recovery uses
-the same code to derive them.
+A method that blocks says so in its docstring. The other methods are called on the event loop: they use the page cache
+and do not wait for the disk. Indexes, producer state and leader epochs are derived from the batches; recovery uses the
+same code to derive them.
 """
 
 import logging
@@ -129,8 +129,9 @@ class PartitionLog:
         """Apply new topic settings."""
         self.config = config
         self._size_max = min(config.max_message_bytes, config.segment_bytes)
-        # `append` checks a client's batch in detail if the batch is more than `_ahead_max_ms` in the future. If the
-        # batch is older than `_age_max_ms`, other conditions decide. With -UNLIMITED, all are checked in detail.
+        # `append` checks a client's batch in detail if the batch is more than `_ahead_max_ms` in the future, or if it
+        # is older than `_age_max_ms` and its header may state wrong times. If `_ahead_max_ms` is -UNLIMITED, `append`
+        # checks every batch of a client in detail.
         self._ahead_max_ms = min(AHEAD_MS, config.message_timestamp_after_max_ms)
         self._age_max_ms = retention_time_ms(config)
         if (
@@ -345,7 +346,7 @@ class PartitionLog:
             try:
                 if error.errno not in NOT_OPENED:
                     segment.file.truncate(position)
-                    segment.transactions.truncate_to(end_offset)  # the entry of an abort marker that was not written
+                    segment.transactions.truncate_to(end_offset)  # an abort marker's entry is written before the marker
                 # If the batch would have been the first one of its leader epoch, the log has no records of this epoch.
                 self.epochs.truncate_from_end(end_offset)
                 self._leader_epoch = -1
@@ -405,7 +406,9 @@ class PartitionLog:
             raise self._io_failed("read", error) from error
 
     def cold_read(self, start: int, bytes_max: int) -> ColdRead | None:
-        """Return a ColdRead if `read` would wait for the disk; otherwise None. Run it on a thread before `read`."""
+        """Return a ColdRead if `read` would wait for the disk; otherwise None. The caller runs the ColdRead on a
+        thread, and then calls `read`.
+        """
         if self.failure is not None or not self.log_start_offset <= start < self.log_end_offset:
             return None
         return self.look_up(lambda: self.reader.cold_read(start, bytes_max))
@@ -428,8 +431,9 @@ class PartitionLog:
     # Truncation
 
     def recovery_point_for_cut(self, offset: int) -> int:
-        """Return the recovery point to persist before a cut. It is not above the base offset of the segment that will
-        be the last one, because it is not known yet at which offset this segment will end.
+        """Return the recovery point to persist before a cut at `offset`. The cut shortens the segment that contains
+        `offset`, and the new end of this segment is not known yet. So the result is not above the base offset of this
+        segment.
         """
         return min(self.recovery_point, self._segments.items[self._segments.floor(offset)].base_offset, offset)
 
@@ -553,8 +557,9 @@ class PartitionLog:
         self._retention.retire_replaced(old, now_ms + self.config.file_delete_delay_ms)
 
     def removal(self, now_ms: int) -> Removal | None:
-        """Return the due renames and removals of removed segments' files; None if none are due. When the log start
-        offset is durable, the caller runs the result on a thread. Only one result may run at a time.
+        """Return the work on the files of removed segments (renames and removals) that is due now; None if no work is
+        due. When the log start offset is durable, the caller runs the result on a thread. Only one result may run at a
+        time.
         """
         return self._retention.removal(now_ms)
 
