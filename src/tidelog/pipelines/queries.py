@@ -132,6 +132,8 @@ class RunningQuery:
         self._has_query.set()
 
     def _write(self, batch: "DataFrame", batch_id: int) -> None:
+        if self._stopping.is_set():  # if `start` has failed, the wait below would not end
+            raise StopRequested
         self._has_query.wait()  # the first micro-batch may begin before `start` has stored the query
         with self._lock:
             # A stop sets `_stopping` before it reads `_is_writing`. So it either sees this write, or prevents it.

@@ -116,3 +116,20 @@ def test_a_write_does_not_begin_during_a_stop() -> None:
         query._write(cast(Any, SimpleNamespace()), 0)
     assert sink.closed.is_set()
     assert not sink.begun.is_set()
+
+
+def test_a_micro_batch_of_a_query_whose_start_has_failed_is_refused_at_once() -> None:
+    query = query_of(BlockedSink())
+    query._has_query.clear()
+    query.request_stop()
+    refused: list[BaseException] = []
+
+    def write() -> None:
+        with pytest.raises(StopRequested) as raised:
+            query._write(cast(Any, SimpleNamespace()), 0)
+        refused.append(raised.value)
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    writer.join(WAIT_S)
+    assert refused
