@@ -178,7 +178,7 @@ class TransactionGuard:
         """Ask another broker. Return the questions that were not attempted, because another partition of the same
         transaction was refused.
         """
-        broker = self._metadata.image.brokers.get(broker_id)
+        broker = self._metadata.newest.brokers.get(broker_id)
         if broker is None or self._channels is None:
             raise CoordinatorNotAvailable(f"broker {broker_id} is not registered")
         transactions = _by_transaction(questions)

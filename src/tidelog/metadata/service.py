@@ -85,7 +85,7 @@ class MetadataService:
         this broker has to be the controller.
         """
         self.journal = Journal(store, runtime)
-        self.publisher = Publisher(runtime.tasks, config, cache)
+        self.publisher = Publisher(runtime, config, cache)
         self.controller = LocalController(
             self.journal, self.publisher, config, runtime, None if channel is None else store
         )
@@ -246,7 +246,7 @@ class MetadataService:
         epoch = answer.result()
         if self.lifecycle is not None:
             await self.publisher.wait_for(answer.position)
-            await self.publisher.subscribe(self.lifecycle.on_image)
+            self.publisher.subscribe_roles(self.lifecycle.on_image)
             self.lifecycle.note_registration(registration, epoch)
 
     async def begin_to_serve(self) -> None:
