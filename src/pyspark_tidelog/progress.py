@@ -27,8 +27,8 @@ class Lag(NamedTuple):
     """Number of offsets that were in the topics but not yet processed. After compaction or transactions, there are
     fewer records than offsets."""
     seconds: float
-    """The oldest offset that is not yet processed has existed for at least this time, which is measured from the first
-    report in which the end of its partition was above this offset to the newest report. 0 if no offset is left to
+    """A lower bound on the age of the oldest offset that is not yet processed: the time between the first report that
+    contained this offset (the end of its partition was higher) and the newest report. 0 if no offset is left to
     process."""
     partitions: Mapping[TopicPartition, int]
     """The part of `records` in each partition."""

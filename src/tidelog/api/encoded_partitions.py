@@ -1,8 +1,9 @@
 """Encode the partitions of topics for DescribeTopicPartitions responses. The encoded partitions are stored, so that
 only topics that have changed are described and encoded again.
 
-All partitions of a topic are encoded together. The end of each partition is stored, too, because a response may
-contain any range of the partitions. The docstring of the module `encoded_topics` says when stored topics are valid.
+All partitions of a topic are encoded together. A response may contain any range of the partitions. So the position
+in the bytes where each encoded partition ends is stored, too. The docstring of the module `encoded_topics` says when
+stored topics are valid.
 """
 
 from array import array

@@ -1,8 +1,8 @@
 """InitProducerId (key 22), v0-5. v3: a producer may send its old id and epoch (KIP-360); v4: the error
 PRODUCER_FENCED.
 
-An idempotent producer, which has no transactional id, gets a new producer id. A transactional producer gets the id
-that belongs to its transactional id, with the next epoch.
+An idempotent producer, which has no transactional id, gets a new producer id. A transactional producer gets the
+producer id that belongs to its transactional id, with the next epoch.
 """
 
 from tidelog.api.coordinator_reply import CoordinatorReply

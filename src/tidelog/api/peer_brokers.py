@@ -79,7 +79,8 @@ class PeerBrokers:
 
     def process(self, peer: "Peer", data: bytes) -> bytes:
         """Process one message of an identification, and return the response's data. Raises ApiError."""
-        # Every message ends the identity that the peer had before. A challenge can be answered only once.
+        # Every message removes the identity that the peer had before. It also removes the claim, because the peer can
+        # answer a challenge only once.
         claim, peer.claim, peer.broker = peer.claim, None, None
         try:
             message = decode_message(data)

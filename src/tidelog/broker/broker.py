@@ -206,7 +206,7 @@ class BrokerServer:
         self._make_peers(services, metadata)
         await metadata.subscribe(reconciler.apply, reconciler.change_roles)
         await metadata.subscribe(services.groups.on_image, services.groups.host.change_roles)
-        # The coordinators of transactions only need to know when roles change, not each new image.
+        # The coordinators of transactions react only to changes of roles, and need no call for each new image.
         metadata.publisher.subscribe_roles(services.transactions.host.change_roles)
         metadata.publisher.subscribe_roles(self._apply_quotas)
         await services.partitions.start()
@@ -475,7 +475,7 @@ class BrokerServer:
             self._bound_sockets.pop(0)
 
     def _guard_leaders(self, metadata: MetadataService) -> None:
-        """While this broker has no lease, stop leading the partitions that another broker may lead."""
+        """Make this broker, whenever it has no lease, stop leading the partitions that another broker may lead."""
         lifecycle, partitions = metadata.lifecycle, self.services.partitions
         assert lifecycle is not None
         guard = LeaseGuard(partitions, self.runtime.clock.monotonic, lifecycle.session_ms)

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.coordinator")
 
 WITHOUT_CONTROLLER = (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT)
-"""The errors of a change if there is no controller, or if the controller does not answer in time."""
+"""Errors with which a metadata change fails if there is no controller, or if the controller does not answer in time."""
 C = TypeVar("C", bound="Core")
 
 CACHED_KEYS_MAX = 20_000
-"""Upper bound on the cached partition numbers of keys. A key is a group id or a transactional id."""
+"""Upper bound on the number of keys whose partitions are cached. A key is a group id or a transactional id."""
 
 
 class CoordinatorHost(Generic[C]):
@@ -55,7 +55,7 @@ class CoordinatorHost(Generic[C]):
         incarnation: str | None,
         perform: "Perform | None" = None,
     ) -> None:
-        """`perform` carries out the effects of the cores' decisions, if they have any.
+        """`perform` carries out the effects of the cores' decisions. It is None if no decision has an effect.
 
         `incarnation` identifies this run of the broker. It is None if no other broker uses the metadata store. In
         that case, every leader epoch in the metadata belongs to this run. If it is not None, no partition is served
@@ -229,7 +229,7 @@ class CoordinatorHost(Generic[C]):
         await self.wait_for_loads()  # Empty logs load immediately, so the client need not retry.
 
     def address_of(self, key: str, listener: str) -> "tuple[int, Endpoint]":
-        """Return the id of the broker that coordinates the key, and its address for clients of this broker's
+        """Return the id of the broker that coordinates the key, and the address of that broker for clients that use
         `listener`.
 
         Raises CoordinatorNotAvailable if no broker coordinates the key now.

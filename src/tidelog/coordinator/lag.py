@@ -106,7 +106,7 @@ class GroupLags:
         self._high_watermarks: dict[PartitionId, HighWatermarks] = {}
         """The samples of each partition in which groups have committed offsets."""
         self._warned_groups: dict[str, None] = {}
-        """Ids of the groups that are far behind and were warned about."""
+        """Ids of the groups that are far behind and for which a warning has already been logged."""
 
     async def run(self) -> None:
         """Run rounds until the task is cancelled."""

@@ -22,11 +22,11 @@ is one of them."""
 SEQUENCE_MAX = (1 << 31) - 1
 NO_SEQUENCE = -1
 PRODUCERS_MAX = 100_000
-"""Maximum number of producer ids in one partition. If there are more, the producers that were silent for the longest
-part of the log are forgotten, except those with an open transaction."""
+"""Maximum number of producer ids in one partition. If there are more, the producers whose last record or marker has the
+lowest offset are forgotten, except those with an open transaction."""
 FORGOTTEN_DIVISOR = 10
 """If the limit is reached, PRODUCERS_MAX / FORGOTTEN_DIVISOR producers are forgotten at once. Therefore the search for
-the producers that were silent for the longest time is rare."""
+the producers with the lowest last offsets is rare."""
 EXPIRY_SAMPLES = 8
 """Number of log ends that `expire` remembers for one expiration time."""
 
@@ -221,7 +221,7 @@ class ProducerState:
         of the open transaction.
 
         A valid marker always has a higher epoch than the records of its transaction, so this one belongs to an earlier
-        transaction (KIP-1228). A marker that is repeated finds no open transaction.
+        transaction (KIP-1228). If no transaction is open, any epoch passes: the marker may be a repetition.
         """
         entry = self.entries.get(producer_id)
         if entry is not None and entry.transaction_start >= 0 and producer_epoch <= entry.epoch:
@@ -303,8 +303,8 @@ class ProducerState:
     def forget_replicated(self, high_watermark: int) -> None:
         """Forget the completed transactions whose marker is below the high watermark.
 
-        Code that appends markers calls this method, because many partitions are never read by consumers, for example
-        those of `__consumer_offsets`.
+        Reads call this method, but consumers never read many of the partitions, for example those of
+        `__consumer_offsets`. Therefore code that appends markers also calls it.
         """
         replicating = self._replicating
         while replicating and replicating[0].last_offset < high_watermark:

@@ -13,8 +13,8 @@ An append is one transaction: it compares the lease and the end, and writes the 
 reads need a majority of the servers. A renewal creates a new lease of etcd and attaches the key to it. etcd's own
 keep-alive is not used, since an etcd server that has just lost the leadership of etcd's cluster may still answer it.
 
-etcd retains each value that a renewal has replaced, until its history is compacted. The controller compacts it every
-few minutes (`discard_history`), a few minutes behind.
+etcd retains each value that a renewal has replaced, until its history is compacted. Every few minutes, the controller
+compacts the history (`discard_history`), except the history of the last few minutes.
 """
 
 from collections.abc import Callable

@@ -61,7 +61,7 @@ class WatchEnd(Enum):
 
     MAY_BE_CHANGED = "the key was changed, or may have been changed"
     TIME_OVER = "the server has confirmed the watch, and has reported no change until the time was over"
-    FAILED = "the server does not work; the caller should pause before it calls again"
+    FAILED = "the server does not work, or the watch was cancelled; the caller should pause before it calls again"
 
 
 class EtcdServers:

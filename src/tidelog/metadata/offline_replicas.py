@@ -20,12 +20,12 @@ def end_replicas(
     replicas: Sequence[tuple[TopicId, int]],
     config: BrokerConfig,
 ) -> Steps[JournalDecision[None]]:
-    """Remove the broker from the ISR and the ELR of the partitions `replicas` (topic id and index), and elect other
-    leaders.
+    """Remove the broker from the ISR and the ELR of the partitions in `replicas` (topic id and index of each), and
+    elect other leaders.
 
-    A partition changes only if another replica can lead it now, or could lead it after the replica's broker has
-    returned. Otherwise the broker `broker_id` remains its leader, and answers requests with a storage error. Raises
-    ApiError (STALE_BROKER_EPOCH).
+    A partition changes only if another broker can lead it now, or could lead it after that other broker has returned.
+    Otherwise the partition keeps its state: if the broker `broker_id` is the leader, it remains the leader and answers
+    requests with a storage error. Raises ApiError (STALE_BROKER_EPOCH).
     """
     registered_broker(image, broker_id, broker_epoch)
     changes = StateChanges(image)

@@ -97,7 +97,9 @@ def _alter(
 
 
 def _canonical(parts: EntityParts) -> EntityParts:
-    """Return each type once, in the order that responses use. If a type is repeated, its last name counts."""
+    """Return each type once, in the order that responses use. If a type occurs more than once, the name in its last
+    occurrence is used.
+    """
     names = dict(parts)
     ordered = [(kind, names.pop(kind)) for kind in (CLIENT_ID, USER, IP) if kind in names]
     return (*ordered, *names.items())

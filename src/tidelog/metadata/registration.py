@@ -78,8 +78,8 @@ def register_broker(
     `other_run_has_lease` says that another process has this broker's lease. While the level of
     `tidelog.metadata.version` is 1 or higher, the journal entry with the registration also ends the earlier run: the
     broker leads no partition any more and is removed from all ISRs. It is also removed from all ELRs if the earlier run
-    may have lost records. If a data directory is missing, it is forgotten as the last known leader of partitions that
-    have other replicas.
+    may have lost records. If one of its data directories is missing, the broker is no longer recorded as the last known
+    leader of partitions that have other replicas.
 
     Raises ApiError:
 
@@ -157,17 +157,17 @@ def _has_acknowledged_records(current: BrokerRegistration, request: Registration
     A run may end after its registration and before its epoch is in all directories, for example because a disk is full.
     It was never unfenced, so it has led no partition and acknowledged nothing. So the first condition is also true if
     the directories contain the epoch of the run before it, whose records they had at the registration
-    (`records_epoch`). There may be several such runs in a row, and the directories may contain the epoch of each of
-    them.
+    (`records_epoch`). There may be several such runs in a row, and the lowest epoch in the directories may be that of
+    any of them.
     """
     if not request.directories or sorted(request.directories) != sorted(current.directories):
         return False
     oldest_epoch = current.epoch if current.records_epoch < 0 else current.records_epoch
     if not oldest_epoch <= request.previous_epoch <= current.epoch:
         return False
-    # The boot id of the registered run is the right one, also if this run has acknowledged nothing. If its registration
-    # was accepted because the boot id was the same, both runs have this boot id. If it was accepted because all records
-    # were synced, they do not depend on the page cache at all.
+    # The boot id of the registered run is the right one even if only an earlier run has acknowledged records. If this
+    # function accepted the registered run because the boot ids were equal, both runs have this boot id. If it accepted
+    # the registered run because all records were synced, the records do not depend on the page cache at all.
     is_same_boot = request.boot_id != "" and request.boot_id == current.boot_id
     return request.is_synced or current.records_synced or is_same_boot
 

@@ -122,8 +122,8 @@ def read_snapshot(url: str, get: Callable[..., bytes | None]) -> Snapshot | None
 
 
 def parts_prefix(position: int, nonce: str = "") -> str:
-    """Return the id of the parts of a snapshot at `position`. Without `nonce`, return a text with which each such id
-    begins; the ids of earlier snapshots are less than this text.
+    """Return the id of the parts of a snapshot at `position`. Without `nonce`, return the prefix of all ids for this
+    position; the ids of snapshots at earlier positions sort before this prefix.
     """
     return f"{position:020d}-{nonce}"
 

@@ -7,7 +7,7 @@ from tidelog.pipelines.declarations import PipelineError, TemporaryError
 RAISED = re.compile(r"(pipeline [^\n]* cannot be parsed: [^\n]*? to put such records aside)")
 """The error that the parser of a source raises, in a worker, for a record that cannot be parsed (see `topics`)."""
 PYTHON_ERROR = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Loss|Batch|Partition|Requested)): (.+)$", re.MULTILINE)
-"""An error of Python, by its usual names, also without its traceback."""
+"""The name and the text of a Python error, with or without a traceback. The name has one of the usual endings."""
 TRACEBACK = re.compile(
     r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(?:[\w.<>]+\.)?(\w+)(?:: (.+))?$", re.MULTILINE
 )

@@ -37,7 +37,7 @@ def start_session(
     to the file `log` instead of stderr.
 
     Raises PipelineError if PySpark or Java is missing, or if two pipelines need different values of one setting that
-    all pipelines of a session share.
+    all pipelines of a Spark application share.
     """
     try:
         import pyarrow  # noqa: F401

@@ -175,7 +175,7 @@ class Partition:
 
     @property
     def unverified(self) -> "UnverifiedBatches":
-        """The batches of transactions that the transactions' coordinators must confirm first."""
+        """Batches that wait until the coordinators of their transactions have confirmed the partition."""
         if self._unverified is None:
             from tidelog.replication.unverified_batches import UnverifiedBatches  # few partitions have transactions
 
@@ -213,11 +213,11 @@ class Partition:
                 if not was_leading:
                     self._notify()  # fetches that consumers sent to this follower may be waiting here
             if replica.leads and self._requires_sync and replica.end_offset > replica.local_mark and not self.frozen:
-                self._flusher.request(self)  # records that were appended as a follower may not be synced yet
+                self._flusher.request(self)  # records that the replica appended as a follower are perhaps not synced
         for effect in effects:
             self._carry_out(effect)
         if old_members is not None and replica.isr is not None and replica.isr.committed != old_members:
-            self.notify_followers()  # a replica that has left the ISR can join it again only when it fetches
+            self.notify_followers()  # a replica that has left the ISR must fetch before it can join again
 
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, MarksMoved):
@@ -283,7 +283,7 @@ class Partition:
         return appended
 
     def append(self, batch: memoryview, header: "BatchHeader", limits: "Limits | None" = None) -> "Appended":
-        """Append one checked batch of a client; offsets are written into `batch` itself.
+        """Append one checked batch. Its offsets are written into `batch` itself.
 
         `limits` says how the topic's limits on clients' batches are checked. By default, the records are examined on
         the event loop, within the loop's time budget.
@@ -454,8 +454,8 @@ class Partition:
             self.step(LogSynced(self.log.durable_offset))
 
     def freeze(self) -> None:
-        """Stop the local mark until `thaw`, as during a long sync. Meanwhile, a leader neither acknowledges nor commits
-        records above the local mark. Appends continue.
+        """Stop the local mark until `thaw`. The effect is that of a long sync: appends continue, but a leader neither
+        acknowledges nor commits records above the local mark.
         """
         self.frozen = self._requires_sync = True
         self._thawing = self._tasks.future()
@@ -524,7 +524,7 @@ class Partition:
         """Raise StorageError if the partition is offline or being deleted, and NotLeaderOrFollower if this broker does
         not lead it.
         """
-        if self.deleted or self.log.failure is not None or not self.replica.leads:  # `not is_served`, without its call
+        if self.deleted or self.log.failure is not None or not self.replica.leads:  # `not is_served`, inlined
             raise self._refusal()
 
     def check_log(self) -> None:
@@ -539,8 +539,8 @@ class Partition:
         batch is the one that contains `start`. With `from_follower`, a consumer may also read while this broker is a
         follower of the partition (KIP-392).
 
-        Raises StorageError if the log is offline or deleted, NotLeaderOrFollower if this broker may not read it in its
-        role, and OffsetOutOfRange if `start` is below the log start offset or above the log end offset.
+        Raises StorageError if the log is offline or deleted, NotLeaderOrFollower if the role of this replica does
+        not allow the read, and OffsetOutOfRange if `start` is below the log start offset or above the log end offset.
         """
         log = self.log
         replica = self.replica
@@ -570,7 +570,7 @@ class Partition:
         """Return the largest epoch that is not above `leader_epoch`, and its exclusive end offset; (-1, -1) if unknown
         (OffsetsForLeaderEpoch).
 
-        The current epoch counts even if it has no record yet: it began when this broker became the leader.
+        The current epoch is included even if it has no record yet, because it began when this broker became the leader.
         """
         log, replica = self.log, self.replica
         return log.epochs.end_offset_at_leader(

@@ -1,4 +1,6 @@
-"""The state of one consumer group as its records describe it, and counts derived from it. Only `replay` changes it."""
+"""The state of one consumer group as its records describe it, and values that are derived from this state. Only
+`replay` changes the state and these values.
+"""
 
 from collections.abc import Callable
 from enum import Enum
@@ -52,8 +54,8 @@ class MatchedTopics(NamedTuple):
 class ConsumerGroup:
     """One consumer group. The time to replay a record does not depend on the number of members.
 
-    Records with different keys can be replayed in any order. This is necessary because a load does not replay them in
-    the order in which they were written.
+    When a group is loaded, its records are not replayed in the order in which they were written. Therefore the order
+    of records with different keys must not matter.
     """
 
     __slots__ = (

@@ -41,7 +41,7 @@ class Objects:
     url: str
     options: tuple[tuple[str, str], ...] = field(repr=False)
     """Options of the object store, as pairs. They may contain secrets."""
-    user: str
+    label: str
     """The sink as error messages name it."""
 
     def open(self) -> "ObjectStore":
@@ -68,7 +68,7 @@ class Objects:
             )
         except Exception as error:
             text = without_secrets(one_line(str(error)), self.options)
-            raise PipelineError(f"{self.user}: the options of the object store are wrong: {text}") from error
+            raise PipelineError(f"{self.label}: the options of the object store are wrong: {text}") from error
         return store
 
     @contextmanager
@@ -76,7 +76,7 @@ class Objects:
         """Raise PipelineError or TemporaryError in place of errors of the object store."""
         from obstore.exceptions import BaseError
 
-        with store_errors(self.user, self.url, self.options, (BaseError, OSError)):
+        with store_errors(self.label, self.url, self.options, (BaseError, OSError)):
             yield
 
     @contextmanager

@@ -45,8 +45,8 @@ class WrittenFile(NamedTuple):
     statistics: str
     """JSON in Delta's format: numRecords, minValues, maxValues, nullCount. Empty unless the layout has statistics."""
     unbounded: list[str]
-    """Columns that have a text that is not UTF-8, or a date or time that Python does not have, as the minimum or
-    maximum of a row group."""
+    """Columns whose minimum or maximum in a row group cannot be read: it is a text that is not UTF-8, or a date or time
+    that Python cannot represent."""
 
 
 @dataclass(frozen=True)
