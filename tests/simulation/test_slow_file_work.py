@@ -1,16 +1,23 @@
 """A broker whose disk is busy with a change of the metadata still takes part in elections and in replication."""
 
 import asyncio
+import logging
 
 import pytest
 
+from process_harness import amount
 from replication_harness.brokers import TOPIC, Stage, run
+from simulation_harness.lives import check_lives
 from tidelog.client.operations import Request
 from tidelog.metadata.image import MetadataImage
+from tidelog.replication.reconcile import Reconciler
 from tidelog.simulation.cluster import SimNode
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from tidelog.wire.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+
+SEEDS = amount(6, 40)
+MINUTES = amount(20, 60) / 60
 
 
 class HeldFiles:
@@ -62,6 +69,25 @@ def test_a_busy_broker_is_elected_and_replicates(leads_first: int) -> None:
         await stage.until(lambda: "more" in busy.broker.services.metadata.image.topics)  # type: ignore[union-attr]
 
     run(scenario, replicas=(1, 2), settings={"controlled.shutdown.enable": "false"})
+
+
+@pytest.mark.parametrize("profile", ["replicated", "varied"])
+def test_every_promise_is_kept_while_file_work_is_slow(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Part of the file work takes some seconds: elections, reassignments and new topics overtake it."""
+    apply = Reconciler._apply
+
+    async def apply_late(reconciler: Reconciler, old: MetadataImage, new: MetadataImage) -> None:
+        runtime = reconciler._runtime
+        if runtime.random.random() < 0.3:
+            await runtime.tasks.sleep(runtime.random.uniform(0, 4))
+        await apply(reconciler, old, new)
+
+    monkeypatch.setattr(Reconciler, "_apply", apply_late)
+    logging.disable(logging.CRITICAL)
+    try:
+        check_lives(profile, brokers=3, seeds=SEEDS, minutes=MINUTES, events=("elections",), every_fault=False)
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 async def leader_known_to(stage: Stage, node: SimNode) -> int:
