@@ -14,7 +14,7 @@ than the files. Therefore `apply` looks at the newest image in these places:
   image: the replica may already fetch or lead with this log. The log is as good as the log of a follower that was away.
 - A partition always has the `min.insync.replicas` of the newest image: a leader gets it with its role.
 
-The partitions of a deleted topic stop leading in `change_roles`, since their logs may be removed much later.
+The partitions of a deleted topic go offline in `change_roles`, since their logs may be removed much later.
 """
 
 import asyncio
@@ -111,13 +111,13 @@ class Reconciler:
         if leads_more:
             self._partitions.answer_followers_soon()
         for topic in _deleted_topics(old, new):
-            self._stop_leading(topic)
+            self._end_roles(topic)
 
-    def _stop_leading(self, topic: "TopicImage") -> None:
-        """Let the partitions of a deleted topic accept no more records."""
+    def _end_roles(self, topic: "TopicImage") -> None:
+        """Let the partitions of a deleted topic serve no more clients. There may be a new topic of this name."""
         for index in range(len(topic.partitions)):
             partition = self._partitions.find(topic.name, index)
-            if partition is not None and partition.topic_id == topic.topic_id and partition.replica.leads:
+            if partition is not None and partition.topic_id == topic.topic_id:
                 partition.step(WentOffline(partition.leader_epoch))
 
     def apply_roles_again(self) -> None:

@@ -269,11 +269,13 @@ def test_older_settings_do_not_replace_the_newest_min_insync_replicas() -> None:
     run(scenario)
 
 
-def test_the_partitions_of_a_deleted_topic_accept_no_more_records() -> None:
-    """Otherwise records for a new topic of the same name could be acknowledged and lost."""
+def test_the_partitions_of_a_deleted_topic_serve_no_more_clients() -> None:
+    """Otherwise records for a new topic of the same name could be acknowledged and lost, or a consumer that has asked
+    for the new topic could get records of the old one.
+    """
 
     async def scenario(stage: Stage) -> None:
-        stage.publish_states(led_by(1, 1))
+        stage.publish_states(led_by(1, 1), led_by(2, 1))
         await stage.publisher.wait_until_idle()
         old, errors = stage[0], list[ApiError | None]()
         old.wait(Mark.COMMITTED, append(old, b"a"), errors.append)
@@ -282,6 +284,8 @@ def test_the_partitions_of_a_deleted_topic_accept_no_more_records() -> None:
         stage.publish_states(led_by(1, 0), number=2)
         with pytest.raises(NotLeaderOrFollower):
             append(stage[0], b"b")
+        with pytest.raises(NotLeaderOrFollower):
+            stage[1].read(0, 100, from_follower=True)
         stage.publish_states(led_by(1, 1), number=2)
         assert not old.replica.leads
         await stage.go_on()
@@ -499,7 +503,7 @@ class History:
             assert not partition.deleted
             topic = newest.topics.get(partition.topic)
             if topic is None or topic.topic_id != partition.topic_id:
-                assert not partition.replica.leads, "the topic is deleted"
+                assert partition.replica.role is Role.OFFLINE, "the topic is deleted"
                 continue
             state = topic.partitions[partition.index]
             expected = Role.FOLLOWER
