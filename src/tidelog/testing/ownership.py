@@ -42,7 +42,7 @@ class OwnedByProcess(ABC):
         """
 
     def _clean_up_at_exit(self, finalizer: Callable[[], None]) -> None:
-        """Make this process call `_at_exit` when it ends. A forked child of multiprocessing calls `finalizer` instead."""
+        """Call `_at_exit` at the end of this process. A forked child of multiprocessing calls `finalizer` instead."""
         atexit.register(self._at_exit)
         if "multiprocessing" in sys.modules:
             from multiprocessing import parent_process, util
