@@ -59,7 +59,7 @@ def check_torn_tail(
     if following is None and (is_short or not has_later_records):
         return
     # The bad batch ends where its header says. If the header itself is damaged, the batch ends no later than the next
-    # sound batch begins. A lost sector before one of these two ends explains the damage.
+    # sound batch begins. If a sector before one of these two ends was lost, the tail is torn.
     region_end = end if following is None else following
     stated_end = position + fields[LENGTH] + LENGTH_END if fields is not None else region_end
     ends = [end for end in (stated_end, region_end) if position < end <= region_end]

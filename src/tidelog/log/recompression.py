@@ -1,6 +1,6 @@
 """Recompress a producer's batch with the codec of the topic's `compression.type`.
 
-The records are decompressed and compressed as one block of bytes. Both steps run outside of Python. Between them,
+The records are decompressed and compressed as one block of bytes. Both steps run in native libraries. Between them,
 the structure of each record is checked, since damaged records must not be stored. The batch's checksum is not enough:
 it does not show damage that occurred before the producer computed it. Kafka instead rebuilds the batch from its
 records. Kafka's batch has the same codec, offsets, timestamps and producer fields as the result of this module.

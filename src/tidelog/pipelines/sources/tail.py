@@ -32,12 +32,12 @@ SCHEMA = StructType().add("value", "string").add("path", "string").add("position
 HASHED_BYTES = 1024
 """A hash is made of at most this many bytes at the beginning of a file, and at most this many before a position."""
 BEGINNINGS = "begun"
-"""Key in an offset of the stream: where the micro-batch that ends at this offset begins in some files. In the other
-files, it begins where the previous micro-batch ended, or at 0 if the file is new. The offset of the first micro-batch
-has an entry for each file that is not read from position 0. The offset of any other micro-batch has an entry for each
-file that was replaced or truncated."""
+"""Key in an offset of the stream. Each micro-batch has such an offset. The value has the positions from which the
+micro-batch reads some of the files: in the first micro-batch, each file that is not read from position 0; in any other
+micro-batch, each file that was replaced or truncated. The micro-batch reads all other files from the position where the
+previous micro-batch ended, and new files from 0."""
 ENDS = "ends"
-"""Key in an offset of the stream: where the micro-batch that ends at this offset ends in each file."""
+"""Key in an offset of the stream. Its value has, for each file, the position at which the micro-batch ends."""
 HASHES = "hashes"
 """Key in an offset of the stream: the result of `hash_before` for the end in each file. Offsets that were stored by an
 early version have no hashes."""

@@ -66,8 +66,8 @@ def decompress(data: memoryview, limit_bytes: int) -> Buffer:
 def _check_header(data: memoryview, position: int) -> None:
     """Check a repeated header. Raises BrokenStream.
 
-    Java's reader treats a header with a damaged magic number as the end of the stream at first, but then continues
-    after this header. So such a header is skipped here.
+    At a header with a damaged magic number, one read of Java's reader reports the end of the stream, but the next read
+    continues after this header. So such a header is skipped here.
     """
     end = position + len(_HEADER)
     if end > len(data):
