@@ -203,12 +203,12 @@ class BrokerServer:
         if is_fenced_at_first:
             await self._register()
         reconciler = services.partitions.reconciler
-        await self._make_peers(services, metadata)
+        self._make_peers(services, metadata)
         await metadata.subscribe(reconciler.apply, reconciler.change_roles)
         await metadata.subscribe(services.groups.on_image, services.groups.host.change_roles)
         # The coordinators of transactions react only to changes of roles, and need no call for each new image.
-        await metadata.subscribe(lambda old, new: None, services.transactions.host.change_roles)
-        await metadata.subscribe(self._apply_quotas)
+        metadata.publisher.subscribe_roles(services.transactions.host.change_roles)
+        metadata.publisher.subscribe_roles(self._apply_quotas)
         await services.partitions.start()
         self._logs_opened = True
         services.groups.start()
@@ -233,7 +233,7 @@ class BrokerServer:
         log_start(self.config, cluster_id, directory_state(directories, is_new=is_new), services.partitions, seconds)
         warn_of_settings(self.config)
 
-    async def _make_peers(self, services: Services, metadata: MetadataService) -> None:
+    def _make_peers(self, services: Services, metadata: MetadataService) -> None:
         """Create the `Peers` object, if other brokers can use the metadata store. This must happen before the
         partitions get their roles.
         """
@@ -255,7 +255,7 @@ class BrokerServer:
         )
         services.followers = peers.followers
         services.selects_replicas = selector == RACK_AWARE_SELECTOR
-        await metadata.subscribe(lambda old, new: None, peers.change_addresses)
+        metadata.publisher.subscribe_roles(peers.change_addresses)
 
     async def _start_with_store_elsewhere(
         self, directories: DataDirectories, metadata: MetadataService, identity: Identity

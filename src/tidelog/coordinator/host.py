@@ -237,7 +237,7 @@ class CoordinatorHost(Generic[C]):
 
         Raises CoordinatorNotAvailable if no broker coordinates the key now.
         """
-        image = self._metadata.image
+        image = self._metadata.newest
         topic = image.topics.get(self.topic)
         if topic is None:
             raise CoordinatorNotAvailable(f"{self.topic} does not exist yet")

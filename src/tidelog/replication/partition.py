@@ -149,6 +149,13 @@ class Partition:
         if not self._requires_sync and self.log.failure is None and self.log.log_end_offset > self.replica.local_mark:
             self.step(LogSynced(self.log.log_end_offset))  # requests that waited for a sync need not wait any longer
 
+    def use_min_insync_replicas(self, min_insync_replicas: int) -> None:
+        """Use a new `min.insync.replicas` before the other changed settings of the topic; see `configure`. The caller
+        then passes it to the replica, with an event.
+        """
+        if min_insync_replicas != self.config.min_insync_replicas:
+            self.config = self.config.with_min_insync_replicas(min_insync_replicas)
+
     def update_appends_directly(self) -> None:
         """Recompute `appends_directly`: whether a client's batch can be appended immediately and unchanged, with any
         acks.
