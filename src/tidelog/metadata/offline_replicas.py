@@ -23,9 +23,12 @@ def end_replicas(
     """Remove the broker from the ISR and the ELR of the partitions `replicas` (topic id and index), and elect other
     leaders.
 
-    A partition changes only if another replica can lead it now, or could lead it after the replica's broker has
-    returned. Otherwise the broker `broker_id` remains its leader, and answers requests with a storage error. Raises
-    ApiError (STALE_BROKER_EPOCH).
+    The broker is removed only if another replica can lead the partition now, or could lead it after the replica's
+    broker has returned. Otherwise the broker `broker_id` remains its leader, and answers requests with a storage error.
+
+    If the broker is in neither set, only the partition epoch is incremented. The leader may have a proposal that adds
+    the broker to the ISR, because of records that its log had before. The controller then refuses this proposal, since
+    it names the earlier partition epoch. Clients do not see partition epochs. Raises ApiError (STALE_BROKER_EPOCH).
     """
     registered_broker(image, broker_id, broker_epoch)
     changes = StateChanges(image)
@@ -46,6 +49,8 @@ def end_replicas(
             new_state = next_state(state, target, rules.of(topic.config), is_active)
             if new_state.leader != NO_LEADER or new_state.elr or isr:
                 changes.put(topic, index, new_state)
+        elif broker_id in state.replicas and image.metadata_level > 0:  # with level 0, no proposal is accepted
+            changes.put(topic, index, state._replace(partition_epoch=state.partition_epoch + 1))
     return JournalDecision(changes.records(), None)
 
 

@@ -328,6 +328,7 @@ class Replica:
                 return []
             self.isr.min_insync_replicas = event.min_insync_replicas
             self.isr.commit(event.replicas, event.isr, event.partition_epoch)
+            self.isr.joins_after_ms = now_ms
             self._update_is_alone()
             return self._advance(now_ms)
         resigned = self._resigned if event.leader_epoch == self.leader_epoch else None
@@ -351,6 +352,7 @@ class Replica:
         self.leader = self.node_id
         self.epoch_start = self.end_offset
         replicas, committed, partition_epoch = event.replicas, event.isr, event.partition_epoch
+        has_resigned = resigned is not None
         if resigned is not None and resigned.partition_epoch < partition_epoch:
             resigned = None  # the metadata is newer
         if resigned is not None:
@@ -365,6 +367,9 @@ class Replica:
             lag_max_ms=self._lag_max_ms,
             now_ms=now_ms,
         )
+        if has_resigned:
+            # This leader did not receive the metadata of this partition epoch with the start of the leader epoch.
+            self.isr.joins_after_ms = now_ms
         if resigned is not None:
             self.isr.continue_proposal(resigned, now_ms)
         self._update_is_alone()
@@ -498,7 +503,9 @@ class Replica:
         follower.fetched(event.offset, event.broker_epoch, self.end_offset, now_ms, event.proved_ms)
         follower.log_start_offset = event.log_start_offset
         effects: list[Effect] = []
-        if isr.proposed is None and isr.may_join(event.broker, self.high_watermark, self.epoch_start, self._eligible):
+        if isr.proposed is None and isr.may_join(
+            event.broker, self.high_watermark, self.epoch_start, self._eligible, event.proved_ms
+        ):
             effects.append(self._ask((*isr.committed, event.broker)))
         return effects + self._advance(now_ms)
 
