@@ -67,6 +67,11 @@ class Reconciler:
         self.to_reopen: dict[tuple[str, int], LogConfig] = {}
         """Partitions that could not be opened because of a temporary error (TEMPORARY_ERRORS), with their settings."""
 
+    @property
+    def position(self) -> int:
+        """The roles of the partitions correspond to the journal's entries before this position."""
+        return self._image.position
+
     # Roles
 
     def change_roles(self, old: "MetadataImage", new: "MetadataImage") -> None:
