@@ -99,6 +99,38 @@ def test_a_full_disk_of_the_leader_moves_leadership_away(caplog: pytest.LogCaptu
     assert lines.count(f"disk is full, another broker is to lead partition={TOPIC}-0") == 1
 
 
+def test_a_new_leader_whose_log_cannot_be_cut_on_a_full_disk_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(stage: Stage) -> None:
+        await stage.produce(b"a")
+        full, others = stage.leader, stage.followers
+        for node in others:
+            stage.world.network.partition(full.host.name, node.host.name)
+        assert (await stage.produce(b"only here", acks=1)).error_code == 0
+        await stage.elect(others[0], others)
+        full.host.disk.fail("create", "/data/*", errno.ENOSPC, times=DAMAGED)
+        stage.world.network.heal()
+        await stage.until(lambda: "truncation put off" in caplog.text)
+        await stage.change(leader=full.node_id, isr=tuple(stage.state().replicas))
+        began_s = stage.world.loop.time()
+        await stage.until(lambda: stage.leader in others and stage.leads(stage.leader))
+        assert 1 < stage.world.loop.time() - began_s < 3
+        assert (await stage.produce(b"b")).error_code == 0
+        await asyncio.sleep(10)
+        assert sorted(stage.state().isr) == sorted(other.node_id for other in others)
+        full.host.disk.repair()
+        await stage.until_isr(1, 2, 3)
+        await stage.until_equal(*stage.cluster.nodes)
+        assert stage.values(full) == [b"a", b"b"]
+
+    run(scenario, settings={"min.insync.replicas": "2"})
+    for line in (
+        "truncation put off",
+        "no leader until the log is truncated",
+        "disk is full, another broker is to lead",
+    ):
+        assert caplog.text.count(f"{line} partition={TOPIC}-0") == 1
+
+
 def test_a_short_lack_of_space_moves_no_leadership() -> None:
     async def scenario(stage: Stage) -> None:
         await stage.produce(b"a")

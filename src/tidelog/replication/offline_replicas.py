@@ -12,8 +12,9 @@ broker does not know that. The report begins a new partition epoch, so the contr
 put aside when this broker has followed the journal up to the answer to the report, and the replica is still in neither
 set.
 
-A replica whose disk is full is reported, too, while it leads the partition and the ISR has enough other members. The
-controller removes it from the ISR. It joins the ISR again when it has caught up with the new leader.
+A replica whose disk is full is reported, too, while it leads the partition, or is to lead it after a cut of its log for
+which there is no space (see `cuts.py`), and the ISR has enough other members. The controller removes it from the ISR.
+It joins the ISR again when it has caught up with the new leader.
 """
 
 import asyncio
@@ -27,6 +28,7 @@ from tidelog.metadata.link import ReplicasOffline
 from tidelog.metadata.offline_replicas import leads_or_may_lead
 from tidelog.model.ids import TopicId, TopicPartition
 from tidelog.replication.full_directories import lacks_space
+from tidelog.replication.isr import bounded_min_isr
 from tidelog.runtime.cancelling import cancel_and_wait
 
 if TYPE_CHECKING:
@@ -69,8 +71,9 @@ class OfflineReplicas:
         self._failed: dict[Partition, None] = {}
         """Open partitions whose logs have failed."""
         self._full: dict[Partition, float] = {}
-        """Partitions that this broker leads and whose last batch had no space on the disk, with the time of the first
-        refusal, in seconds of the monotonic clock."""
+        """Partitions that this broker leads and whose last batch had no space on the disk, or that it is to lead after
+        a cut for which the disk has no space. The values are the times of the first failures, in seconds of the
+        monotonic clock."""
         self._reported: dict[tuple[TopicId, int], int] = {}
         """The partition epoch at the last report of each replica. While this epoch has not changed, the controller
         could not replace the replica, so the replica is not reported again."""
@@ -95,6 +98,14 @@ class OfflineReplicas:
     def add_refused(self, partition: "Partition", error: Exception) -> None:
         """Note that a batch could not be appended to the log of a partition that this broker leads."""
         if lacks_space(error) and partition not in self._full:
+            self._full[partition] = self._clock.monotonic()
+            self.check()
+
+    def add_waiting(self, partition: "Partition") -> None:
+        """Note that this broker is to lead a partition whose log must be cut first, and that the disk has no space for
+        this.
+        """
+        if partition not in self._full:
             self._full[partition] = self._clock.monotonic()
             self.check()
 
@@ -170,20 +181,28 @@ class OfflineReplicas:
                 yield replica, state.partition_epoch
 
     def _led_without_space(self) -> "Iterator[tuple[TopicId, TopicPartition, PartitionState]]":
-        """Yield the partitions that this broker leads on a full disk and that another broker can lead, with their
-        newest states.
+        """Yield the partitions that this broker leads or is to lead on a full disk and that another broker can lead,
+        with their newest states.
         """
         now_s = self._clock.monotonic()
         for partition, since_s in list(self._full.items()):
-            isr = partition.replica.isr
-            if partition.deleted or isr is None or not partition.appends_refused:
+            replica = partition.replica
+            leads = replica.isr is not None and partition.appends_refused
+            if partition.deleted or not (leads or replica.leads_after_cut):
                 del self._full[partition]
+                continue
+            topic = self._partitions.topics.get(partition.topic)
+            if now_s - since_s < SPACE_PAUSE_S or topic is None or partition.index >= len(topic.partitions):
+                continue
+            state = topic.partitions[partition.index]
+            if replica.isr is not None:
+                members, min_isr = replica.isr.committed, replica.isr.min_isr
+            else:
+                members = state.isr
+                min_isr = bounded_min_isr(partition.config.min_insync_replicas, len(state.replicas))
             # If fewer members than min.insync.replicas remained, the next leader could not accept records, either.
-            elif now_s - since_s >= SPACE_PAUSE_S and len(isr.committed) > max(isr.min_isr, 1):
-                topic = self._partitions.topics.get(partition.topic)
-                if topic is not None and partition.index < len(topic.partitions):
-                    key = TopicPartition(partition.topic, partition.index)
-                    yield topic.topic_id, key, topic.partitions[partition.index]
+            if len(members) > max(min_isr, 1):
+                yield topic.topic_id, TopicPartition(partition.topic, partition.index), state
 
     def _replaceable(self) -> Iterator[TopicPartition]:
         """Yield the replicas whose logs are damaged and may be replaced now."""

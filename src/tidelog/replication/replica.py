@@ -315,6 +315,11 @@ class Replica:
         """
         return self.high_watermark >= self.epoch_start
 
+    @property
+    def leads_after_cut(self) -> bool:
+        """Whether this replica is to lead as soon as the running cut has ended."""
+        return self._promotion is not None
+
     # Roles
 
     def _became_leader(self, event: BecameLeader, now_ms: int) -> list[Effect]:

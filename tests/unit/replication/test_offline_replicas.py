@@ -18,6 +18,7 @@ from tidelog.metadata.records import PartitionState
 from tidelog.replication.offline_replicas import OfflineReplicas
 from tidelog.replication.partition import Partition
 from tidelog.replication.partitions import Partitions
+from tidelog.replication.replica import LeftBehind
 from tidelog.simulation.world import SimHost, World, simulated
 from tidelog.wire.errors import ErrorCode, StorageError
 
@@ -31,6 +32,7 @@ class Scene:
 
     def __init__(self, host: SimHost) -> None:
         self.host = host
+        self.config = LogConfig()
         self.image: MetadataImage = EMPTY_IMAGE
         self.reports: list[asyncio.Future[Answer[None]]] = []
 
@@ -38,12 +40,13 @@ class Scene:
         runtime = self.host.start()
         directories = await runtime.tasks.run_blocking(DataDirectories.open, runtime.disk, ["/data"])
         self.partitions = Partitions(
-            runtime, directories, lambda _image, _name: LogConfig(), node_id=1, flush_interval_ms=100
+            runtime, directories, lambda _image, _name: self.config, node_id=1, flush_interval_ms=100
         )
         await self.partitions.start()
         link: Any = SimpleNamespace(replicas_offline=self._report)
         self.offline = OfflineReplicas(runtime, self.partitions, link, lambda: 70)
         self.partitions.shared.stop_fetching = self._stop_fetching
+        self.partitions.cuts.on_waiting_promotion = self.offline.add_waiting
         await self.apply(*states)
 
     def _stop_fetching(self, partition: Partition) -> None:
@@ -208,3 +211,33 @@ def test_a_log_that_fails_during_a_report_about_its_full_disk_is_reported_again(
         assert scene.partition not in (None, leader)
 
     run(scenario, INSIDE._replace(leader=1))
+
+
+@pytest.mark.parametrize(("isr", "min_isr", "is_reported"), [((1, 2), 1, True), ((1, 2), 2, False), ((1,), 1, False)])
+def test_a_promotion_that_waits_for_space_is_reported_while_the_isr_has_enough_members(
+    isr: tuple[int, ...], min_isr: int, is_reported: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(scene: Scene) -> None:
+        follower = scene.partition
+        assert follower is not None
+        scene.config.min_insync_replicas = min_isr
+        scene.host.disk.fail("create", "/data/*", errno.ENOSPC, times=1 << 30)
+        follower.step(LeftBehind(5, 10))
+        await scene.apply(PartitionState(1, 6, (1, 2), isr, 8))
+        await asyncio.sleep(1)
+        assert follower.replica.leads_after_cut
+        assert not scene.reports, "space may soon be free"
+        await asyncio.sleep(3)
+        assert len(scene.reports) == is_reported
+        if is_reported:
+            scene.answer(position=scene.image.position + 1)
+        await scene.apply(PartitionState(2, 7, (1, 2), (2,), 9))
+        await asyncio.sleep(5)
+        assert len(scene.reports) == is_reported
+        scene.host.disk.repair()
+        await asyncio.sleep(2)
+        assert scene.partition is follower
+        assert follower.log_end_offset == 10
+
+    run(scenario, OUTSIDE)
+    assert caplog.text.count("disk is full, another broker is to lead partition=t-0") == is_reported
