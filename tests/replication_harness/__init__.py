@@ -70,6 +70,8 @@ class Node:
         self.held_cut: CutTo | None = None
         self.led: BecameLeader | None = None
         """The metadata with which the broker led last."""
+        self.partition_epoch: int | None = -1
+        """The partition epoch that the broker has seen last; None after a start."""
 
     @property
     def end(self) -> int:
@@ -189,6 +191,7 @@ class Node:
         self.synced = self.end
         self.held_cut = None
         self.led = None
+        self.partition_epoch = None
 
     def replace_log(self) -> None:
         """Begin with an empty log in place of a damaged one."""
@@ -254,8 +257,14 @@ class Cluster:
             if not node.is_up:
                 continue
             node.step(BrokersChanged(self.eligible()))
+            is_late = node.partition_epoch is None or self.partition_epoch != node.partition_epoch + 1
+            node.partition_epoch = self.partition_epoch
             if self.leader == broker:
-                node.step(BecameLeader(self.leader_epoch, self.partition_epoch, self.isr, self.replicas, self.min_isr))
+                node.step(
+                    BecameLeader(
+                        self.leader_epoch, self.partition_epoch, self.isr, self.replicas, self.min_isr, is_late
+                    )
+                )
             elif self.leader < 0:
                 node.step(WentOffline(self.leader_epoch))
             else:

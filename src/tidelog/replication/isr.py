@@ -177,7 +177,8 @@ class InSyncReplicas:
         self.joins_after_ms = -1
         """A replica may join the ISR only if its last fetch was certainly sent after this time: the time at which this
         leader received `partition_epoch` with the metadata. The reason for the new epoch may be that the replica has
-        lost its log, so an earlier fetch may report records that the replica does not have any more."""
+        lost its log, so an earlier fetch may report records that the replica does not have any more. The value is -1
+        while the partition has not changed in this leader epoch: then all fetches of the epoch count."""
         # Each member has the whole `lag_max_ms` for its first fetch. Other replicas have to catch up first.
         self.followers = {
             replica: FollowerState(now_ms if replica in committed else NEVER_CAUGHT_UP_MS)

@@ -100,7 +100,10 @@ class Reconciler:
                 if before is not state and before != state:
                     changed = self._partitions.find(name, index)
                     if changed is not None and changed.topic_id == topic.topic_id:
-                        self._apply_role(changed, state, min_isr)
+                        # If the image has several changes of the partition, the leader epoch may have begun with an
+                        # earlier one of them.
+                        is_late = state.partition_epoch != before.partition_epoch + 1
+                        self._apply_role(changed, state, min_isr, is_late=is_late)
                         leads_more |= before.leader != self._node_id and state.leader == self._node_id
         if leads_more:
             self._partitions.answer_followers_soon()
@@ -114,18 +117,25 @@ class Reconciler:
             if topic is not None and topic.topic_id == partition.topic_id and not partition.deleted:
                 self._apply_role(partition, topic.partitions[partition.index])
 
-    def _apply_role(self, partition: Partition, state: "PartitionState", min_isr: int | None = None) -> None:
-        """`min_isr` is the new value of `min.insync.replicas`, if the partition does not have it yet."""
+    def _apply_role(
+        self, partition: Partition, state: "PartitionState", min_isr: int | None = None, *, is_late: bool = True
+    ) -> None:
+        """`min_isr` is the new value of `min.insync.replicas`, if the partition does not have it yet. `is_late`: see
+        `BecameLeader`.
+        """
         if len(state.replicas) > 1:
             partition.step(BrokersChanged(self._eligible))
-        partition.step(self._role(state, partition.config.min_insync_replicas if min_isr is None else min_isr))
+        min_insync_replicas = partition.config.min_insync_replicas if min_isr is None else min_isr
+        partition.step(self._role(state, min_insync_replicas, is_late))
 
-    def _role(self, state: "PartitionState", min_insync_replicas: int) -> Event:
+    def _role(self, state: "PartitionState", min_insync_replicas: int, is_late: bool) -> Event:
         if self._node_id not in state.replicas or state.leader == NO_LEADER:
             return WentOffline(state.leader_epoch)
         if state.leader != self._node_id:
             return BecameFollower(state.leader_epoch, state.leader)
-        return BecameLeader(state.leader_epoch, state.partition_epoch, state.isr, state.replicas, min_insync_replicas)
+        return BecameLeader(
+            state.leader_epoch, state.partition_epoch, state.isr, state.replicas, min_insync_replicas, is_late
+        )
 
     # Files
 

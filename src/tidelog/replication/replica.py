@@ -63,6 +63,9 @@ class BecameLeader(NamedTuple):
     isr: tuple[int, ...]
     replicas: tuple[int, ...]
     min_insync_replicas: int
+    is_late: bool = False
+    """Whether the partition may have changed in this leader epoch before this broker received the metadata of the
+    epoch. Then a follower may have sent a fetch in this epoch before the change."""
 
 
 class BecameFollower(NamedTuple):
@@ -336,7 +339,10 @@ class Replica:
             self.isr.joins_after_ms = now_ms
             self._update_is_alone()
             return self._advance(now_ms)
-        resigned = self._resigned if event.leader_epoch == self.leader_epoch else None
+        resigned = None
+        if event.leader_epoch == self.leader_epoch:
+            resigned = self._resigned
+            event = event._replace(is_late=True)
         effects = self._end_epoch(event.leader_epoch)
         if self._cut_is_running:
             self._promotion = event, now_ms
@@ -357,7 +363,6 @@ class Replica:
         self.leader = self.node_id
         self.epoch_start = self.end_offset
         replicas, committed, partition_epoch = event.replicas, event.isr, event.partition_epoch
-        has_resigned = resigned is not None
         if resigned is not None and resigned.partition_epoch < partition_epoch:
             resigned = None  # the metadata is newer
         if resigned is not None:
@@ -372,8 +377,7 @@ class Replica:
             lag_max_ms=self._lag_max_ms,
             now_ms=now_ms,
         )
-        if has_resigned:
-            # This leader did not receive the metadata of this partition epoch with the start of the leader epoch.
+        if event.is_late:
             self.isr.joins_after_ms = now_ms
         if resigned is not None:
             self.isr.continue_proposal(resigned, now_ms)

@@ -160,6 +160,27 @@ def test_a_partition_is_led_in_the_epoch_that_the_client_names_or_not_at_all() -
     run(scenario)
 
 
+def test_a_leader_notices_that_its_epoch_began_before_the_last_change_of_the_partition() -> None:
+    async def scenario(node: Node) -> None:
+        def joins_after_ms() -> int:
+            isr = node[0].replica.isr
+            assert isr is not None
+            return isr.joins_after_ms
+
+        await node.apply(led_by(2, 5))
+        await node.apply(led_by(1, 6, partition_epoch=1))
+        assert joins_after_ms() == -1, "the leader epoch began with this change"
+        await node.apply(led_by(2, 7, partition_epoch=2))
+        await node.apply(led_by(1, 8, partition_epoch=4))
+        assert joins_after_ms() == node[0].monotonic_ms(), "it may have changed again"
+        await node.stop()
+        await node.start()
+        await node.apply(led_by(1, 9, partition_epoch=5))
+        assert joins_after_ms() >= 0, "nothing is known about the time before the start"
+
+    run(scenario)
+
+
 def test_a_follower_serves_no_client() -> None:
     async def scenario(node: Node) -> None:
         await node.apply(led_by(2, 5))

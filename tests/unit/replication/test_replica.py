@@ -217,6 +217,29 @@ def test_a_fetch_from_before_a_new_partition_epoch_adds_nobody_to_the_isr(resign
     assert _asks(replica, 3, 400, 600)
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_fetch_from_before_a_leader_knew_of_its_epoch_adds_nobody_if_the_partition_has_changed_since(
+    is_late: bool,
+) -> None:
+    replica = Replica(1, 3, 0)
+    begins = BecameLeader(5, 8, (1, 2), (1, 2, 3), 1, is_late)
+    step(replica, BrokersChanged({1: 10, 2: 20, 3: 30}), begins, now_ms=100)
+    assert _asks(replica, 3, 0, 200) is not is_late
+    assert _asks(replica, 3, 200, 300) is is_late
+
+
+def test_the_metadata_may_change_while_a_promotion_waits_for_a_cut() -> None:
+    replica = follower(end=8)
+    begins = BecameLeader(6, 8, (1, 2), (1, 2, 3), 1)
+    step(replica, BrokersChanged({1: 10, 2: 20, 3: 30}), Diverged(5, EpochEnd(3, 5), EpochEnd(3, 7)), begins)
+    step(replica, begins._replace(partition_epoch=9), now_ms=100)
+    step(replica, CutEnded(5), now_ms=200)
+    assert replica.leads
+    late, new = (FollowerFetched(6, 3, 30, 5, proved_ms=proved_ms) for proved_ms in (150, 250))
+    assert not any(isinstance(effect, AskForIsr) for effect in step(replica, late, now_ms=300))
+    assert any(isinstance(effect, AskForIsr) for effect in step(replica, new, now_ms=400))
+
+
 def test_a_follower_never_goes_past_its_own_end() -> None:
     replica = follower(end=8)
     step(replica, LeaderHighWatermark(5, 12))
