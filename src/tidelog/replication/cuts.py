@@ -9,7 +9,8 @@ No flush, retention, compaction or move of the same log may run during a cut. Th
     install      the log, the replica and the checkpoints receive the new end
 
 If the checkpoints cannot be stored, for example because the disk is full, the cut waits. Meanwhile the partition is not
-frozen, so that retention of the same partition can free space. Then the cut begins again with the first step.
+frozen, so that retention of the same partition can free space. Then the cut begins again with the first step. If the
+disk is full when the files are cut, only this step is repeated, since the log cannot be used in between.
 """
 
 import asyncio
@@ -33,8 +34,8 @@ logger = logging.getLogger("tidelog.partitions")
 
 
 class _Waiting:
-    """Reports a cut that waits because its checkpoints cannot be stored: once, and once more if the replica is to lead
-    after the cut, since no broker leads the partition meanwhile.
+    """Reports a cut that waits for space or because its checkpoints cannot be stored: once, and once more if the
+    replica is to lead after the cut, since no broker leads the partition meanwhile.
     """
 
     def __init__(self, partition: "Partition", on_promotion: "Callable[[Partition], None] | None") -> None:
@@ -115,23 +116,21 @@ class Cuts:
 
     async def _run(self, partition: "Partition", effect: CutTo) -> None:
         move_target = None
-        waiting: _Waiting | None = None
+        waiting = _Waiting(partition, self.on_waiting_promotion)
         try:
             while True:
                 move_target = await self._partitions.moves.interrupt(partition) or move_target
                 await partition.wait_until_thawed()
-                failure = await self._try(partition, effect)
+                failure = await self._try(partition, effect, waiting)
                 if failure is None:
                     break
-                if waiting is None:
-                    waiting = _Waiting(partition, self.on_waiting_promotion)
                 await self._wait_for_checkpoints(partition, effect, failure, waiting)
         finally:
             del self._tasks[partition]
         if move_target is not None and not partition.deleted:
             self._partitions.moves.begin(partition, move_target)
 
-    async def _try(self, partition: "Partition", effect: CutTo) -> OSError | None:
+    async def _try(self, partition: "Partition", effect: CutTo, waiting: "_Waiting") -> OSError | None:
         """Freeze the partition and cut its log. Returns the error if the checkpoints could not be stored: then the log
         is unchanged. Otherwise the cut has ended. It also ends if the partition is deleted or goes offline, and if the
         broker stops.
@@ -145,7 +144,7 @@ class Cuts:
                 self.on_cut(partition, effect.offset)
             failure = await self._store_checkpoints(partition, effect)
             if failure is None and self._may_continue(partition):
-                await self._cut(partition, effect)
+                await self._cut(partition, effect, waiting)
             return failure
         finally:
             self._partitions.offsets.end_cut(partition)  # also if the log was not cut
@@ -166,12 +165,16 @@ class Cuts:
                 return
             last_failure = await self._store_checkpoints(partition, effect, is_trial=True)
 
-    async def _cut(self, partition: "Partition", effect: CutTo) -> None:
+    async def _cut(self, partition: "Partition", effect: CutTo, waiting: "_Waiting") -> None:
         """Cut the files, and report the end of the cut to the replica."""
         offset = effect.offset
         cut = partition.log.begin_cut(offset, empties=effect.empties)
         try:
-            await self._run_on_thread(partition, cut)
+            while (failure := await self._run_on_thread(partition, cut)) is not None:
+                waiting.report(failure)
+                await self._runtime.tasks.sleep(RETRY_S)
+                if not self._may_continue(partition):
+                    raise failure
         except (CorruptLog, OSError) as error:
             if not partition.deleted:
                 partition.log.fail(f"truncation to {offset} failed: {error}", error)
@@ -224,11 +227,20 @@ class Cuts:
     def _may_continue(self, partition: "Partition") -> bool:
         return not (self._stopped or partition.deleted) and partition.log.failure is None
 
-    async def _run_on_thread(self, partition: "Partition", cut: "Cut") -> None:
+    async def _run_on_thread(self, partition: "Partition", cut: "Cut") -> OSError | None:
+        """Cut the files. Returns the error if the disk was full: then the cut must be run again. Raises CorruptLog and
+        OSError.
+        """
         work = retry_without_descriptor(self._runtime.tasks, lambda: self._may_continue(partition), cut.run)
         running = self._threads[partition] = self._runtime.tasks.spawn(work, name="cut-files")
         try:
             await asyncio.wait([running])
         finally:
             del self._threads[partition]
-        running.result()  # raises the error of the thread, if there was one
+        try:
+            running.result()  # raises the error of the thread, if there was one
+        except OSError as error:
+            if error.errno in NO_SPACE:
+                return error
+            raise
+        return None

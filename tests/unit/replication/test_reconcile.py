@@ -470,6 +470,59 @@ def test_retention_frees_the_space_for_which_a_cut_of_the_same_log_waits(
     run(scenario, **RETAINED)
 
 
+@pytest.mark.parametrize("empties", [False, True])
+def test_a_disk_that_is_full_while_the_files_are_cut_does_not_fail_the_log(
+    empties: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(node: Node) -> None:
+        follower = await diverging(node)
+        # A follower of two epochs, so that the cut changes the epochs, too.
+        follower.append_as_follower(memoryview(make_batch(b"8", base_offset=8, leader_epoch=5)), 5)
+        disk = node.host.disk
+        files = ["/data/t-0/leader-epoch-checkpoint*", *([f"/data/t-0/{50:020d}*"] if empties else [])]
+        for file in files:
+            disk.fail("create", file, errno.ENOSPC, times=3)
+        if empties:
+            follower.step(LeftBehind(5, 50))
+        else:
+            cut(follower)
+        await asyncio.sleep(0.5)
+        assert follower.frozen
+        other = asyncio.ensure_future(node.partitions.wait_for_file_work())
+        await asyncio.sleep(0.1)
+        assert other.done(), "other file work, which may free space, does not wait for the cut"
+        await asyncio.sleep(3)
+        assert follower.log.failure is None
+        assert (follower.log_start_offset, follower.log_end_offset) == ((50, 50) if empties else (0, 5))
+        assert caplog.text.count("truncation put off") == 1
+        await node.stop()
+        await node.start()
+        await node.apply(led_by(2, 5))
+        assert (node[0].log_start_offset, node[0].log_end_offset) == ((50, 50) if empties else (0, 5))
+
+    run(scenario, segment_bytes=150)
+
+
+def test_a_broker_that_stops_while_the_files_are_cut_on_a_full_disk_recovers_its_log() -> None:
+    async def scenario(node: Node) -> None:
+        follower = await diverging(node)
+        follower.append_as_follower(memoryview(make_batch(b"8", base_offset=8, leader_epoch=5)), 5)
+        node.host.disk.fail("create", "/data/t-0/leader-epoch-checkpoint*", errno.ENOSPC, times=1 << 30)
+        cut(follower)
+        await asyncio.sleep(1)
+        await node.stop()
+        assert follower.log.failure is not None
+        node.host.disk.repair()
+        await node.start()
+        await node.apply(led_by(2, 6))
+        assert not node.partitions.unopened
+        end = node[0].log_end_offset
+        assert 5 <= end <= 9
+        assert read_records(node[0].log) == [(n, b"%d" % n) for n in range(end)]
+
+    run(scenario, segment_bytes=150)
+
+
 def test_a_broker_that_dies_while_a_cut_waits_for_space_has_its_whole_log() -> None:
     """Until the log is cut, the checkpoints on the disk fit to it, whatever retention has removed meanwhile."""
 
