@@ -31,15 +31,15 @@ class TidelogReader(DataSourceReader):
         self._options = options
         self._columns = columns
         self._comparisons: list[Comparison] = []
-        """The comparisons of the query's filters. Each row must satisfy all of them. Empty unless Spark passes
-        filters."""
+        """The comparisons of the query's filters. Only rows that satisfy all of them are needed. Empty unless
+        Spark passes filters."""
 
     def partitions(self) -> list[InputPartition]:
         """Return the Spark partitions of the query. The offsets of both bounds are requested from the brokers each
         time that an action on the DataFrame runs.
 
         Raises DataLoss if offsets to read are not in the log, unless failOnDataLoss is false. Raises OptionError if
-        `Lookup.resolve` does not find the offsets of a bound, or if a start is after its end.
+        `Lookup.resolve` does not find the offsets of a bound, or if the start of a range is after its end.
         """
         options = self._options
         with connect(options) as client:

@@ -1,4 +1,4 @@
-"""Compile functions that process arrays, with numba if it is installed. The machine code is cached on disk, so that
+"""Use numba, if it is installed, to compile functions that work on arrays. The machine code is cached on disk, so that
 other processes need not compile again.
 """
 
@@ -36,8 +36,8 @@ def compile_function(function: F) -> F:
 
 
 def compile_callee(function: F) -> F:
-    """Compile `function` as a separate function that compiled functions call. If the code is large, this takes less
-    time to compile than inlining. If numba is missing, return `function` itself.
+    """Compile `function` as a separate function, for calls by other compiled functions. If the code of `function` is
+    large, compilation takes less time than with inlining. If numba is missing, return `function` itself.
     """
     return cast(F, _numba.njit(function)) if AVAILABLE else function
 

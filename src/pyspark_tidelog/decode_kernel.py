@@ -31,8 +31,8 @@ WANT_VALUE = 2
 WANT_HEADERS = 4
 """Flags of the columns that are filled only if the caller wants them. Columns without a flag are always filled."""
 
-# Indexes into `Rows.filled`: the numbers of items and bytes written so far, and the position of the record at which
-# `walk` failed.
+# Indexes into `Rows.filled`: the numbers of items and bytes written so far, and the position at which `walk` found
+# malformed data.
 ROWS, KEY_BYTES, VALUE_BYTES, HEADERS, HEADER_KEY_BYTES, HEADER_VALUE_BYTES, FAILED_AT = range(7)
 
 MICROSECONDS_MAX = (1 << 63) - 1
@@ -119,7 +119,7 @@ def _copy(data: Any, at: int, size: int, target: Any, filled: int) -> int:
 
 @compile_inline
 def _append(column: Any, row: int, filled: int, data: Any, at: int, size: int) -> int:
-    """Set value `row` of a column whose data has `filled` bytes, and return the new number of bytes."""
+    """Set value number `row` of a column that has `filled` bytes of data. Return the column's new number of bytes."""
     filled = _copy(data, at, size, column.data, filled)
     column.valid[row] = size >= 0
     column.ends[row + 1] = filled
@@ -162,9 +162,10 @@ def _append_headers(data: Any, at: int, end: int, remaining: int, rows: Any, tot
 def walk(data: Bytes, batches: Int64s, low: int, high: int, wanted: int, rows: Rows) -> int:
     """Append to `rows` the records with low <= offset < high.
 
-    Return WELL_FORMED, or MALFORMED if a record is malformed; `rows.filled[FAILED_AT]` is then its position. `wanted`
-    is a sum of WANT_*. Keys or values that are not wanted are not copied: they are null or empty in `rows`. If
-    headers are not wanted, the header columns of `rows` do not change.
+    Return WELL_FORMED or MALFORMED. If the result is MALFORMED, `rows.filled[FAILED_AT]` is the position of a malformed
+    record, or of bytes after the last record of a batch. `wanted` is a sum of WANT_*. Keys or values that are not
+    wanted are not copied: they are null or empty in `rows`. If headers are not wanted, the header columns of `rows` do
+    not change.
     """
     # The arrays are unpacked here. Otherwise the compiled code would count references to them for each record, which
     # takes several times as long as decoding a small record.

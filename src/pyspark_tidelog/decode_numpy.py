@@ -1,7 +1,7 @@
 """Decode record batches to Arrow columns with numpy, for environments without numba.
 
-Only the boundaries of the records are searched one by one. After that, every field is read for all records of a
-batch at once.
+First, the boundaries of the records are found, record by record. After that, every field is read for all records of
+a batch at once.
 """
 
 from typing import NamedTuple
@@ -204,7 +204,7 @@ def _copy_strings(data: Bytes, spans: ByteRanges, kind: pa.DataType) -> pa.Array
     """Copy byte strings from the data of a batch to an Arrow array.
 
     First, build an Arrow array over the data without a copy. Its items are alternately a byte string and the gap
-    after it. Then copy every second item.
+    after it. Then copy only the byte strings.
     """
     count = len(spans.at)
     if not count:

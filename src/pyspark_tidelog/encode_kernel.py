@@ -28,8 +28,8 @@ class Strings(NamedTuple):
 
 
 class Records(NamedTuple):
-    """Columns of equal length with one row for each record. Row i has the headers from `headers[i]` to `headers[i +
-    1]`.
+    """Columns with one row for each record; `header_keys` and `header_values` have one row for each header. Record i
+    has the headers in the rows from `headers[i]` to `headers[i + 1] - 1`.
     """
 
     keys: Strings

@@ -22,6 +22,6 @@ class DataLoss(RuntimeError):
 
 
 class DamagedBatch(RuntimeError):
-    """The bytes of a record batch changed after the producer wrote them, or they are not a record batch that this
+    """The bytes of a record batch have changed since the producer wrote them, or they are not a record batch that this
     source can decode.
     """

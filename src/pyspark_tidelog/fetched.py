@@ -1,4 +1,4 @@
-"""Split the records that a fetch returned into record batches, and check the checksums of the batches."""
+"""Find the record batches in the bytes that a fetch returned, and check the checksums of the batches."""
 
 from pyspark_tidelog.errors import DamagedBatch
 from tidelog.model.ids import TopicPartition

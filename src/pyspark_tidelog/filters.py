@@ -1,13 +1,13 @@
 """Decide which offsets a batch query need not read, because of the filters that Spark passes to the source.
 
-Spark applies all filters to the rows as well. So the source may return more rows than the filters accept, but it must
-not leave out a row that they accept.
+Spark itself also applies all filters to the rows that the source returns. So the source may return more rows than the
+filters accept, but it must not leave out a row that they accept.
 
-Spark 4.3 stores the ranges of a filtered query with the DataFrame that `load` returned, and reads the same ranges in a
-later query of this DataFrame without filters. The source cannot notice this, and rows of the later query would be lost.
-Therefore filters are used only with the option `pushFilters`. These filters are used:
+Spark 4.3 stores the ranges of a filtered query with the DataFrame that `load` returned. If a later query of this
+DataFrame has no filters, Spark reads the same ranges again. The source cannot notice this, and the later query would
+lack rows. Therefore filters are used only with the option `pushFilters`. These filters are used:
 
-- `topic` and `partition`: a partition that no filter accepts is not read;
+- `topic` and `partition`: a partition that one of the filters rejects is not read;
 - `offset`: comparisons limit the range at both ends;
 - `timestamp`: only lower limits are used. The first record at or after a time is looked up, and all records before it
   are older. An upper limit is not used: records of a partition need not be in the order of their times, so there may be
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 PUSHDOWN_PLANNER = "pyspark.sql.worker.data_source_pushdown_filters"
 """The module that runs in the process in which Spark plans a batch read with filters. It runs only if
-spark.sql.python.filterPushdown.enabled is true. If the setting is false, Spark refuses a reader with `pushFilters`."""
+spark.sql.python.filterPushdown.enabled is true. If the setting is false, Spark refuses a reader that has the method
+`pushFilters`."""
 
 LAST_TIME = datetime.max.replace(tzinfo=UTC)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -39,7 +40,7 @@ is none."""
 
 
 def spark_pushes_filters() -> bool:
-    """Return whether this process plans a read for which Spark calls `pushFilters`."""
+    """Return whether this process plans a read for which Spark calls the reader's method `pushFilters`."""
     main_spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return PUSHDOWN_PLANNER in sys.modules or getattr(main_spec, "name", None) == PUSHDOWN_PLANNER
 
@@ -57,7 +58,7 @@ class Comparison:
 
 
 def comparison_of(pushed: "Filter") -> Comparison | None:
-    """Return the comparison that a filter makes with one of the columns of KINDS, or None if it cannot be used."""
+    """Return the comparison that a filter makes with a column of KINDS, or None if the filter cannot be used."""
     from pyspark.sql import datasource as ds
 
     if isinstance(pushed, ds.Not):
@@ -98,14 +99,14 @@ def _has_kind(column: str, value: Any) -> bool:
 
 
 def _next(value: Any) -> Any:
-    """Return the lowest value of the column above `value`; for a text and for LAST_TIME, `value` itself."""
+    """Return the lowest possible value that is greater than `value`; for a text and for LAST_TIME, `value` itself."""
     if isinstance(value, datetime):
         return value if value == LAST_TIME else value + timedelta(microseconds=1)
     return value + 1 if isinstance(value, int) else value
 
 
 def _previous(value: Any) -> Any:
-    """Return the highest value of the column below `value`; `value` itself if it is not a number."""
+    """Return the highest possible value that is less than `value`; `value` itself if it is not a number."""
     return value - 1 if isinstance(value, int) else value
 
 
@@ -121,7 +122,7 @@ def narrowed(
     ]
     candidates = [candidate for candidate in candidates if candidate.size > 0]
     timestamp_ms = max((_first_ms(each.low) for each in used if each.column == "timestamp" and each.low), default=-1)
-    # A negative number has a special meaning in the request for offsets.
+    # In the request for offsets, a negative timestamp has a special meaning.
     if timestamp_ms < 0 or not candidates:
         return candidates
     first = look_up_times({candidate.topic_partition: timestamp_ms for candidate in candidates})
@@ -129,7 +130,7 @@ def narrowed(
 
 
 def _constants(candidate: OffsetRange, comparisons: Iterable[Comparison]) -> Iterator[tuple[Comparison, Any]]:
-    """Yield the comparisons of columns that have one value in the whole range, with this value."""
+    """Yield each comparison whose column has the same value in the whole range, together with this value."""
     for comparison in comparisons:
         if comparison.column == "topic":
             yield comparison, candidate.topic

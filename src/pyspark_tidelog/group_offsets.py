@@ -1,7 +1,7 @@
 """Commit the offsets of a streaming query to a consumer group, so that tools for groups show the query's lag.
 
 The checkpoint of the query alone decides where the query continues. The group is a copy for display: the query does not
-join the group, and a commit that fails only causes a warning.
+join the group, and a failed commit causes only a warning.
 """
 
 import logging
@@ -54,8 +54,8 @@ class GroupOffsets:
         """Raise OptionError if the group has members, because their commits and those of the query would replace each
         other.
 
-        Log a warning if the group cannot be described. Later calls then try again, after the pause of a failed commit.
-        Once the group has been described, later calls do nothing.
+        Log a warning if the group cannot be described. Later calls try again, but not before PAUSE_AFTER_FAILURE_S has
+        passed. When a call has found that the group has no members or does not exist, later calls do nothing.
         """
         if self._members_checked or self._monotonic() < self._paused_until:
             return

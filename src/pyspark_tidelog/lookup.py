@@ -65,7 +65,8 @@ class Lookup:
         return self._list(timestamps_ms)
 
     def resolve(self, option: str, bound: Bound, partitions: list[TopicPartition]) -> Offsets:
-        """Return the offsets for a starting or ending option.
+        """Return, for each partition, the offset at which reading starts or ends. `option` is startingOffsets or
+        endingOffsets.
 
         Raises OptionError if the option lists partitions, each with a value, and these are not exactly `partitions`.
         Also raises OptionError if a partition has no record with the starting timestamp or a later one, unless

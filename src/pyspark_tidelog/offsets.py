@@ -13,8 +13,8 @@ from tidelog.model.ids import TopicPartition
 
 INT64_MAX = (1 << 63) - 1
 BEGINNINGS = "@begun"
-"""The key of the beginnings in the position of a streaming query (see `stream_reader`). It is not a legal name of a
-topic, because it contains an @."""
+"""The position of a streaming query may also contain the beginnings of partitions (see `stream_reader`). This is their
+key. It is not a legal name of a topic, because it contains an @."""
 
 Offsets: TypeAlias = dict[TopicPartition, int]
 
@@ -26,7 +26,7 @@ class Everywhere(NamedTuple):
 
 
 class Specific(NamedTuple):
-    """An offset, EARLIEST or LATEST, for each partition that is read."""
+    """For each partition that is read: an offset, or EARLIEST, or LATEST."""
 
     offsets: Mapping[TopicPartition, int]
 
@@ -94,7 +94,8 @@ def partition_values(option: str, text: str, *, at_least: int) -> Offsets:
                 raise OptionError(f"option {option}: {number!r} of topic {topic!r} is not a partition's number")
             if type(value) is not int or not at_least <= value <= INT64_MAX:
                 raise OptionError(
-                    f"option {option}: {topic}-{number} is {value!r}: it must be a whole number from {at_least}"
+                    f"option {option}: {topic}-{number} is {value!r}: it must be a whole number from {at_least} "
+                    f"to {INT64_MAX}"
                 )
             values[TopicPartition(topic, int(number))] = value
     if not values:

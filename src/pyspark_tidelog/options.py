@@ -1,4 +1,4 @@
-"""Parse the options of a read and of a write. The names are those of Spark's Kafka source and sink."""
+"""Parse the options of a read and of a write. Options of Spark's Kafka source and sink have the same names here."""
 
 import re
 from collections.abc import Mapping
@@ -80,7 +80,7 @@ WRITE_WITH_EFFECT = (
 )
 CLIENT_WITHOUT_EFFECT = {PREFIX + name: reason for name, reason in WITHOUT_EFFECT.items()}
 READ_WITHOUT_EFFECT = CLIENT_WITHOUT_EFFECT | {
-    "fetchOffset.numRetries": "attempts are repeated until kafka.default.api.timeout.ms",
+    "fetchOffset.numRetries": "attempts are repeated until kafka.default.api.timeout.ms is over",
     "fetchOffset.retryIntervalMs": "the pause between attempts is kafka.retry.backoff.ms",
     "groupIdPrefix": GROUPS,
     **{
@@ -115,8 +115,8 @@ BATCH_BYTES = 256 << 10
 MAX_TRIGGER_DELAY_MS = 15 * 60_000
 """Default of maxTriggerDelay, as in Spark's Kafka source."""
 TRANSACTION_TIMEOUT_MS = 15 * 60_000
-"""Default of kafka.transaction.timeout.ms in an exactly-once write: the default of transaction.max.timeout.ms, the
-largest timeout that a broker accepts."""
+"""Default of kafka.transaction.timeout.ms in an exactly-once write. Brokers do not accept more than their setting
+transaction.max.timeout.ms, which has the same default."""
 EXACTLY_ONCE_ID_CHARS_MAX = 200
 TIME_UNITS_MS = {"us": 0.001, "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 CODECS = {"none": Codec.NONE, "gzip": Codec.GZIP, "snappy": Codec.SNAPPY, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
@@ -155,7 +155,7 @@ class ReadOptions(NamedTuple):
     push_filters: bool
     """Whether a batch query may read less because of its filters. See `filters` for the danger."""
     poll_timeout_ms: int
-    """Time limit in milliseconds for which a task waits for records that existed when the query was planned."""
+    """Longest time, in milliseconds, that a task waits for records that existed when the query was planned."""
 
 
 class WriteOptions(NamedTuple):
@@ -172,13 +172,13 @@ class WriteOptions(NamedTuple):
     """Whether a batch whose answer is lost, and which is sent again, is appended only once."""
     exactly_once: bool
     transaction_timeout_ms: int
-    """Time limit of a task's transaction, from its first row to the end of the micro-batch. Only for exactly once."""
+    """Time limit of a task's transaction, from its first row to the end of the micro-batch. Only if `exactly_once`."""
     identity: BatchIdentity | None
-    """Identifies an exactly-once batch write. None in a streaming write, in which Spark numbers the micro-batches."""
+    """Identifies an exactly-once batch write. None in other writes. In a stream, Spark numbers the micro-batches."""
 
 
 def read_options(texts: Mapping[str, str], *, streaming: bool) -> ReadOptions:
-    """Parse the options. Raises OptionError for the first one that is invalid."""
+    """Parse the options. Raises OptionError if one of them is invalid."""
     options = Options(texts)
     options.refuse_unknown(READ, READ_UNSUPPORTED)
     options.warn_without_effect(READ_WITHOUT_EFFECT if streaming else READ_WITHOUT_EFFECT | STREAMING_ONLY)
@@ -223,7 +223,7 @@ def read_options(texts: Mapping[str, str], *, streaming: bool) -> ReadOptions:
 
 
 def write_options(texts: Mapping[str, str]) -> WriteOptions:
-    """Parse the options. Raises OptionError for the first one that is invalid."""
+    """Parse the options. Raises OptionError if one of them is invalid."""
     options = Options(texts)
     exactly_once = options.flag("exactlyOnce", False)
     options.refuse_unknown(WRITE, WRITE_UNSUPPORTED)
@@ -236,7 +236,7 @@ def write_options(texts: Mapping[str, str]) -> WriteOptions:
     acks = options.choice(PREFIX + "acks", {"all": -1, "-1": -1, "1": 1, "0": 0}, "all")
     if exactly_once and acks != -1:
         raise OptionError(
-            f"option {PREFIX}acks must be all with exactlyOnce: records that only the leader has can be lost"
+            f"option {PREFIX}acks must be all with exactlyOnce: otherwise, a failure of a leader can lose records"
         )
     if acks == 0:
         # Without acknowledgements, rows could be lost without an error.
@@ -271,7 +271,7 @@ def _identity(options: Options, exactly_once: bool) -> BatchIdentity | None:
     if not given_names:
         return None
     if not exactly_once:
-        raise OptionError(f"option {given_names[0]} has no meaning without exactlyOnce=true: set it, too")
+        raise OptionError(f"option {given_names[0]} has no meaning without exactlyOnce=true: set exactlyOnce, too")
     query = options.required_text(EXACTLY_ONCE_ID)
     if len(query) > EXACTLY_ONCE_ID_CHARS_MAX or not query.isprintable():
         raise OptionError(
@@ -328,7 +328,7 @@ def _has_offset(bound: Bound, offset: int) -> bool:
 def _bound(options: Options, side: str) -> Bound | None:
     """Parse the starting or the ending bound; `side` is "starting" or "ending". Return None if no option sets it.
 
-    If several options set the bound, only the first of them in this order, which is Spark's, is parsed: Timestamp,
+    If several options set the bound, only one is parsed: the one that comes first in Spark's order, which is Timestamp,
     OffsetsByTimestamp, Offsets.
     """
     offsets, by_timestamp, single_timestamp = f"{side}Offsets", f"{side}OffsetsByTimestamp", f"{side}Timestamp"

@@ -24,7 +24,8 @@ BY_KEY = -1
 be used."""
 
 COLUMN_NAMES = ("key", "value", "headers", "topic", "partition")
-"""The columns that the sink uses. Others are never accessed, because pyarrow may not support their types."""
+"""The columns that the sink uses besides TIMESTAMP. Other columns are never accessed, because pyarrow may not support
+their types."""
 TIMESTAMP = "timestamp"
 """The column that the sink also uses if the option includeTimestamp is set."""
 
@@ -100,8 +101,8 @@ class BatchEncoder:
         """Return the partition of each of these rows.
 
         A row's partition is the value of the partition column. If this value is missing, the row's key determines
-        the partition. If the key is missing, too, it is the next partition in turn. Raises SchemaError if the topic
-        does not have the partition that the column names.
+        the partition. If the key is missing, too, the row gets the next partition in turn. Raises SchemaError if the
+        partition column contains a partition that the topic does not have.
         """
         count = self._partition_count(topic)
         targets = np.full(len(records.keys.valid), BY_KEY, np.int32)
@@ -220,13 +221,13 @@ def records_of(columns: Columns, now_ms: Callable[[], int]) -> Records:
 BINARY_HEADERS = pa.list_(pa.struct([pa.field("key", pa.binary()), pa.field("value", pa.binary())]))
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}".encode()
 SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
-"""The UTF-8 form of half of a surrogate pair, which is not valid UTF-8. Java replaces it by one character, Python by
-three."""
+"""Matches the three bytes that stand for half of a surrogate pair. They are not valid UTF-8: Java replaces them by one
+character, Python by three."""
 
 
 def _valid_text(strings: pa.Array) -> pa.Array:
-    """Return the strings, which have no nulls. Bytes that are not UTF-8 are replaced by U+FFFD, as Java does: Spark
-    does not check strings, but Python cannot read wrong ones.
+    """Return the strings of an array without nulls, with U+FFFD instead of bytes that are not valid UTF-8, as in Java.
+    Spark does not check strings, and Python cannot decode such bytes.
     """
     try:
         strings.validate(full=True)

@@ -32,7 +32,7 @@ def limited_ends(limit: int, begin: Mapping[TopicPartition, int], end: Mapping[T
 
     Each partition's share of the limit is proportional to its number of unread offsets, but at least one offset, so
     that a small partition is always read. Therefore the result may exceed the limit, at most by the number of
-    partitions with unread offsets. An end that is before its begin is returned unchanged.
+    partitions with unread offsets. If the end of a partition is before its begin, this end is returned unchanged.
     """
     sizes = {tp: max(0, end[tp] - begin[tp]) for tp in end}
     total = sum(sizes.values())

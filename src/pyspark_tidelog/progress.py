@@ -1,8 +1,8 @@
 """How far a streaming query is behind its topics, computed from the progress that Spark reports.
 
 A source that is written in Python cannot report metrics to Spark. But each progress report of a query has, for each
-source, the offsets at which the micro-batch ended and the ends of the partitions at that time. This works for format
-tidelog and for Spark's own Kafka source.
+source, the offsets at which the micro-batch ended and the ends of the partitions at that time. The computation works
+for format tidelog and for Spark's own Kafka source.
 """
 
 import json
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
 REPORTS_MAX = 512
-"""Upper bound on the remembered reports of a query. If there are more, every second one is removed."""
+"""Upper bound on the remembered reports of a query. If there are more, every second report is removed."""
 
 
 class Lag(NamedTuple):
@@ -27,9 +27,9 @@ class Lag(NamedTuple):
     """Number of offsets that were in the topics but not yet processed. After compaction or transactions, there are
     fewer records than offsets."""
     seconds: float
-    """The oldest offset that is not yet processed has existed for at least this time, which is measured from the first
-    report in which the end of its partition was above this offset to the newest report. 0 if no offset is left to
-    process."""
+    """A lower bound on the age of the oldest offset that is not yet processed. It is the time from one report to the
+    newest one: from the first report in which the end of the offset's partition is above the offset, so that the record
+    existed already. 0 if no offset is left to process."""
     partitions: Mapping[TopicPartition, int]
     """The part of `records` in each partition."""
 
@@ -86,8 +86,8 @@ class LagTracker:
 def lag_listener(listen: Callable[[str, str | None, Lag], None]) -> "StreamingQueryListener":
     """Return a listener for `spark.streams.addListener`.
 
-    After each progress report of a query that reads topics, it calls `listen(query id, query name, lag)`, on a thread
-    of Spark's. The query id is the same after a restart from the checkpoint.
+    After each progress report of a query that reads topics, the listener calls `listen(query id, query name, lag)` on
+    one of Spark's threads. The query id is the same after a restart from the checkpoint.
     """
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
@@ -113,7 +113,7 @@ def lag_listener(listen: Callable[[str, str | None, Lag], None]) -> "StreamingQu
 
 
 def _exceeds(latest: Offsets, processed: Offsets) -> bool:
-    """Return whether a partition's end is after the processed offsets."""
+    """Return whether the end of at least one partition is above the processed offset of this partition."""
     return any(end > processed.get(tp, 0) for tp, end in latest.items())
 
 

@@ -97,8 +97,8 @@ class RangeReader:
         self._empty_since = None
 
     def _checked_batches(self, headers: list[BatchHeader], fetched: Fetched) -> Iterator[BatchHeader]:
-        """Yield the batches that the isolation level makes visible. If `check_crcs` is set, first check the CRC of
-        each of them.
+        """Yield the batches that the isolation level makes visible. If `check_crcs` is set, check the CRC of each
+        of these batches before it is yielded.
         """
         for header in visible_batches(headers, fetched, self._options.fetch.isolation):
             if self._options.check_crcs:
@@ -108,8 +108,8 @@ class RangeReader:
     def _handle_missing_offset(self) -> None:
         """Handle a position that is not in the log, and report the loss.
 
-        If the offset was deleted, continue at the beginning of the log. If the log ends before the position, end the
-        range.
+        If the log begins after the position, continue at the beginning of the log. If the log ends before the position,
+        end the range.
         """
         isolation = self._options.fetch.isolation
         earliest = self._broker.list_offsets({self._partition: EARLIEST}, isolation)[self._partition].offset
@@ -128,9 +128,9 @@ class RangeReader:
 
         The records existed when the range was planned. Either the next fetches return them, or they were lost, for
         example in an unclean leader election. If no fetch returns records within the client's
-        `default_api_timeout_ms`, report the loss and end the range. (`batch_reader` sets this timeout to the poll
-        timeout.) If the log continues after the position, raise GaveUp instead. Raises DamagedBatch if the answer
-        has bytes but no complete batch.
+        `default_api_timeout_ms`, decide by the end of the log: if the log continues after the position, raise GaveUp,
+        otherwise report the loss and end the range. (`batch_reader` sets this timeout to the poll timeout.) If the
+        answer has bytes but no complete batch, raise DamagedBatch at once.
         """
         if len(fetched.records):
             raise damaged(self._partition, self._position, "the broker sent less than one complete record batch")

@@ -75,8 +75,8 @@ class ArrowRows:
     def _arrow(self, payloads: list[Payload], low: int, high: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows as one Arrow batch, or nothing if there are none.
 
-        If `payloads` is a single record batch, it may have more than ROWS_MAX rows. In this case, yield an Arrow batch
-        for every ROWS_MAX offsets that contain rows.
+        A single record batch may have more than ROWS_MAX rows. So if `payloads` is a single record batch, its range of
+        offsets is divided into parts of ROWS_MAX offsets, and each part that contains rows becomes one Arrow batch.
         """
         low = max(low, payloads[0].header.base_offset)
         high = min(high, payloads[-1].header.next_offset)
@@ -105,8 +105,8 @@ class ArrowRows:
         return pa.RecordBatch.from_arrays([columns[name] for name in self._schema.names], schema=self._schema)
 
     def _fill_constants(self, count: int) -> None:
-        """Make the topic and partition columns at least `count` rows long. They are built once and sliced for each
-        batch.
+        """Make the topic and partition columns at least `count` rows long. A batch gets slices of these columns. They
+        are built again only if they are too short.
         """
         if len(self._topics) >= count:
             return

@@ -47,8 +47,8 @@ def columns_of(schema: "StructType", include_headers: bool) -> tuple[str, ...]:
         if field.name not in known:
             raise SchemaError(f"format tidelog has no column {field.name!r}; it has {', '.join(known)}")
         if field.name == HEADERS and not include_headers:
-            raise SchemaError("column headers exists only with option includeHeaders=true")
+            raise SchemaError("the column 'headers' exists only with option includeHeaders=true")
         if field.dataType != known[field.name]:
             wanted, given = known[field.name].simpleString(), field.dataType.simpleString()
-            raise SchemaError(f"column {field.name} of format tidelog is {wanted}, not {given}")
+            raise SchemaError(f"the type of column {field.name!r} of format tidelog is {wanted}, not {given}")
     return tuple(schema.fieldNames())

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
-    # Each task of a source or sink in Python exchanges several messages with the JVM. They take less time over Unix
-    # domain sockets, to which only their owner can connect. Java has them on every system, but Python not on Windows.
+    # Each task of a source or sink in Python exchanges several messages with the JVM. The messages take less time over
+    # Unix domain sockets, to which only their owner can connect. Java has these sockets on every system,
+    # but Python does not have them on Windows.
     "spark.python.unix.domain.socket.enabled": str(hasattr(socket, "AF_UNIX")).lower(),
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",

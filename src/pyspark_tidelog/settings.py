@@ -41,13 +41,13 @@ REFUSED = {
     "enable.auto.commit": "offsets are stored in the query's checkpoint, none are committed to a group",
     "interceptor.classes": "interceptors written in Java cannot run here",
     "key.deserializer": "keys are binary, cast the column in the DataFrame",
-    "key.serializer": "keys are written as the column's bytes, cast it in the DataFrame",
+    "key.serializer": "keys are written as the column's bytes, cast the column in the DataFrame",
     "partitioner.class": "records go where Java's default partitioner puts them, or where a partition column says",
     "partitioner.ignore.keys": "records with a key go where Java's default partitioner puts them",
     "transaction.two.phase.commit.enable": "set option exactlyOnce, which works without the brokers' two-phase commit",
     "transactional.id": "set option exactlyOnce, which chooses the transactional ids",
     "value.deserializer": "values are binary, cast the column in the DataFrame",
-    "value.serializer": "values are written as the column's bytes, cast it in the DataFrame",
+    "value.serializer": "values are written as the column's bytes, cast the column in the DataFrame",
 }
 """Settings of Kafka's clients that are refused, each with the reason or with the alternative."""
 REFUSED_UNLESS: Mapping[str, str] = {
@@ -63,7 +63,7 @@ SOCKETS = "the operating system's defaults apply"
 RECONNECTING = "the pause before a new attempt is kafka.retry.backoff.ms"
 METADATA = "metadata is requested when it is needed, from the servers that kafka.bootstrap.servers names"
 METRICS = "the client keeps no metrics"
-SENDING = "a task sends a batch when the batch is full or the rows have ended, one batch of a partition at a time"
+SENDING = "a task sends one batch of a partition at a time, as soon as the batch is full or the rows have ended"
 COMPRESSION = "each codec has one level"
 
 WITHOUT_EFFECT: Mapping[str, str] = {
@@ -223,4 +223,6 @@ def client_config(options: Options, default_client_id: str) -> ClientConfig:
 
 
 def _refuse_security(name: str) -> NoReturn:
-    raise OptionError(f"option {name} is not accepted by format tidelog: it connects in plaintext, without TLS or SASL")
+    raise OptionError(
+        f"option {name} is not accepted by format tidelog: connections are in plaintext, without TLS or SASL"
+    )

@@ -1,4 +1,4 @@
-"""The streaming reader. It decides where a query begins and where each micro-batch ends, even after a restart.
+"""The streaming reader. It decides where a query begins and where each micro-batch ends.
 
 Spark calls the position of a query an offset. Here it is the JSON of Spark's Kafka source, {"topic": {"0": 23}}: for
 each partition, the next offset to read. Before Spark reads a micro-batch, it writes only the end of the micro-batch to
@@ -66,7 +66,9 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._group = GroupOffsets(options.group_id, self._connect_for_group) if options.group_id else None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a constant. The first call of `latestOffset` decides where the query begins; its result says so."""
+        """Return a constant. The first call of `latestOffset` decides where the query begins, and also returns the
+        beginnings.
+        """
         return NOTHING_READ
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -87,7 +89,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         is_first_batch = start == NOTHING_READ
         read = offsets_of(start)
         self._report_to_group(read)
-        # The beginnings are looked up before the ends, because an end must not be before its beginning.
+        # The beginnings are looked up before the ends, because an end must not be lower than its beginning.
         beginnings = self._initial_offsets() if is_first_batch else {}
         latest = self._target if self._target is not None else self._look_up_latest()
         if new_partitions := [tp for tp in latest if tp not in read and tp not in beginnings]:
@@ -160,8 +162,8 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _initial_offsets(self) -> Offsets:
         """Return the offsets at which the query begins.
 
-        Offsets that the option gives as numbers are not changed. The other offsets are looked up now, and are limited
-        to the target if there is one, because the target was looked up earlier and may be lower.
+        Offsets that the option states (0 or more) are not changed. The other offsets are looked up now. If there is a
+        target, they are limited to the target, because it was looked up earlier and may be lower.
         """
         starting = self._options.starting
         offsets = self._lookup().resolve("startingOffsets", starting, self._discover(0.0))

@@ -2,9 +2,9 @@
 it.
 
 Spark's Kafka source compiles the option with `java.util.regex.Pattern` and chooses every topic whose name contains a
-match. Python's `re` accepts many of these expressions without an error, but matches other texts. Spark plans a read in
-a Python process that cannot reach Spark's own JVM. Therefore a small JVM of the same Java is started to evaluate the
-expression, and stopped afterwards.
+match. Python's `re` also accepts many expressions of Java, but some of them match different texts in Python and Java.
+Spark plans a read in a Python process that cannot reach Spark's own JVM. Therefore a small JVM of the same Java is
+started to evaluate the expression, and stopped afterwards.
 """
 
 import os
@@ -27,7 +27,9 @@ JVM_OPTIONS = (
 
 
 class TopicPattern:
-    """The expression, and a cache of the names that Java has checked. Java is started only for new names."""
+    """The expression, and a cache of the names that Java has checked. After the first call, Java is started only for
+    new names.
+    """
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -74,21 +76,21 @@ def _error_text(text: str, exception: Any) -> str:
     error_class: str = exception.getClass().getSimpleName()
     if error_class != "PatternSyntaxException":  # for example StackOverflowError
         return f"Java cannot match {option} with the topics' names: {exception.toString()}"
-    position: int = exception.getIndex()  # in code points, as Python counts; -1 if Java does not know it
+    position: int = exception.getIndex()  # in code points, like an index in Python; -1 if Java reports none
     place = f" near position {position}, after {text[:position]!r}" if position >= 0 else ""
     return f"{option} is not a regular expression of Java: {exception.getDescription()}{place}"
 
 
 @contextmanager
 def java_regex() -> Iterator[JavaRegex]:
-    """Start a JVM, which ends with the `with` block or with this process. Raises OptionError if it cannot start."""
+    """Start a JVM. It is stopped when the `with` block or this process ends. Raises OptionError if it cannot start."""
     from py4j.java_gateway import GatewayParameters, JavaGateway
 
     try:
         java = java_of_spark()
     except NoJava as error:
         raise OptionError(
-            f"option subscribePattern is a regular expression of Java, which cannot run: {error}"
+            f"option subscribePattern is a regular expression of Java, but Java cannot run: {error}"
         ) from None
     command = [str(java), *JVM_OPTIONS, "-classpath", str(_py4j_jar())]
     command += ["py4j.GatewayServer", "--die-on-broken-pipe", "--enable-auth", "0"]

@@ -1,9 +1,10 @@
 """The sink. It writes rows as record batches.
 
-Without the option `exactlyOnce`, rows are written at least once. A batch whose answer is lost is sent again, and is
-appended once (see `idempotent`). But a task that runs again, or a micro-batch that is replayed, writes its rows again.
-Without the option, the sink never removes records that it has written, not even in `abort`, because Spark may commit
-the results of the same tasks in a later attempt. `exactly_once` explains what the sink does with the option.
+Without the option `exactlyOnce`, rows are written at least once. A batch whose answer is lost is sent again, but is
+appended only once (see `idempotent`). But a task that runs again, or a micro-batch that is replayed, writes its rows
+again. Without the option, the sink never removes records that it has written, not even in `abort`, because Spark may
+call `abort` for results of tasks that it commits in a later attempt. `exactly_once` explains what the sink does with
+the option.
 """
 
 import logging
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.spark")
 
 ROUND_BYTES = 32 << 20
-"""Limit of the bytes of record batches that are sent before the sink waits for their acknowledgements."""
+"""Upper bound on the bytes of a round, unless it is a single larger batch. Only one round is in flight at a time."""
 
 HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 COLUMNS: dict[str, tuple[DataType, ...]] = {
@@ -159,12 +160,12 @@ def check_columns(schema: StructType, topic: str | None, *, include_timestamp: b
         name = next(name for name, count in Counter(schema.fieldNames()).items() if count > 1)
         raise SchemaError(f"two columns are named {name!r}: Spark cannot pass such rows to a sink in Python; drop one")
     if "value" not in types:
-        raise SchemaError("there is no column value")
+        raise SchemaError("there is no column named value")
     if topic is None and "topic" not in types:
         raise SchemaError("no topic is chosen: give option topic or a topic column")
     columns = COLUMNS | ({TIMESTAMP: (TimestampType(),)} if include_timestamp else {})
     if include_timestamp and TIMESTAMP not in types:
-        raise SchemaError("option includeTimestamp is true, but there is no column timestamp")
+        raise SchemaError("option includeTimestamp is true, but there is no column named timestamp")
     for name, accepted_types in columns.items():
         if name not in types or (name == "topic" and topic is not None):
             continue
@@ -184,8 +185,8 @@ class _Round(NamedTuple):
 
 
 class _Sender:
-    """Sends rounds of batches. A round has at most one batch of each partition. `send` first waits for the
-    acknowledgement of the previous round. Until then, that round is in flight.
+    """Sends rounds of batches. A round has at most one batch of each partition. A round is in flight until it is
+    acknowledged. Before `send` sends a round, it waits until no round is in flight.
     """
 
     def __init__(self, client: Client, acks: int, producer: Producer | None) -> None:
@@ -248,8 +249,8 @@ def write_rows_once(options: WriteOptions, rows: "Iterator[pa.RecordBatch]") -> 
             count = sum(batch.num_rows for batch in rows)
             if count != written_tasks[task]:
                 raise WriteError(
-                    f"task {task} of {identity} has {count} rows now, but {written_tasks[task]} when it was written: "
-                    "the query must compute the same rows again, so that only the missing rows are written"
+                    f"task {task} of {identity} has {count} rows now, but had {written_tasks[task]} when it was "
+                    "written: the query must compute the same rows again, so that only the missing rows are written"
                 )
             return TaskResult(identity, count, None, is_skipped=True)
         sender = TransactionalSender(client, options.bootstrap, identity, decision, options.transaction_timeout_ms)

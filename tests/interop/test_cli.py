@@ -173,7 +173,7 @@ def test_keys_headers_nulls_and_partitions(tidelog: Run, topic: str) -> None:
     read = tidelog("consume", topic, "-B", "-e", "-f", shape, "--null-marker", "-")
     assert read.stdout.decode().splitlines() == ["1|0|k1|v1|a=1,b=", "1|1|k2|-|a=1,b=", "1|2||v3|a=1,b="]
     error = tidelog("produce", topic, "-p", 9, input=b"x\n", code=1).stderr.decode()
-    assert error == f"Error: 1 not written: topic {topic}: no such partition (tidelog topic describe shows them)\n"
+    assert error == f"Error: 1 not written: topic {topic}: no such partition (tidelog topic describe shows all)\n"
     assert "has no partition 9: its partitions are 0 to 1" in tidelog("consume", topic, "-p", 9, code=1).stderr.decode()
 
 
@@ -225,7 +225,7 @@ def test_where_reading_begins_and_ends(tidelog: Run, topic: str) -> None:
     beyond = tidelog("consume", topic, "--offset", 1000, "-e")
     assert (beyond.stdout, beyond.stderr.decode()) == (
         b"",
-        f"Topic {topic} ends at offset 100; reading starts there.\n",
+        f"Topic {topic} ends before offset 1000; reading starts at the end of each partition.\n",
     )
     assert tidelog("consume", topic, "--offset", 100, "-e").stderr == b""
     for name in ("earliest", "beginning"):

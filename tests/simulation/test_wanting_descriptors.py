@@ -114,7 +114,7 @@ def test_descriptors_that_come_and_go_are_told_of_once(caplog: pytest.LogCapture
     with simulated(1) as world:
         world.run(scenario(world), virtual_s=60)
     lines = [r.getMessage().split(" path")[0] for r in caplog.records if r.getMessage().startswith("appends")]
-    assert lines == ["appends refused", "appends go on"]
+    assert lines == ["appends refused", "appends accepted again"]
 
 
 def test_a_broker_that_runs_out_of_descriptors_goes_on_and_loses_nothing() -> None:

@@ -231,7 +231,7 @@ READS = [
     read(
         "TLS",
         kafka__ssl__protocol="TLS",
-        differs="option kafka.ssl.protocol is not accepted by format tidelog: it connects in plaintext",
+        differs="option kafka.ssl.protocol is not accepted by format tidelog: connections are in plaintext",
     ),
     read("an assigned partition that does not exist", assign='{{"{a}":[0,7]}}', differs="{a}-7"),
 ]

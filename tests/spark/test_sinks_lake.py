@@ -188,7 +188,7 @@ class TestParquet:
             stream_of(parquet(str(tmp_path / "none")), spark)
         with pytest.raises(PipelineError, match="the output mode update needs delta"):
             opened(target, spark, "update")
-        with pytest.raises(PipelineError, match="this sink writes object stores with s3"):
+        with pytest.raises(PipelineError, match="this sink writes to URLs that begin with s3"):
             opened(parquet("hdfs://host/files"), spark)
 
 
@@ -280,7 +280,7 @@ def test_two_readers_of_an_endpoint_would_remove_each_others_pages(spark: "Spark
     refuse_shared_pages(declared, {"a": events, "b": others})
     refuse_shared_pages(declared, {"a": events.union(others), "b": spark.range(1)})
     refuse_shared_pages(declared, {"a": events.where("id > 1").union(events.where("id < 1")), "b": others})
-    with pytest.raises(PipelineError, match=f"sink a reads twice the pages of http.* in {tmp_path}/pages,"):
+    with pytest.raises(PipelineError, match=f"sink a reads the pages of http.* in {tmp_path}/pages twice,"):
         refuse_shared_pages(declared, {"a": texts.join(texts.alias("again"), "value"), "b": others})
     same = replace(declared, sources={"events": source, "others": source})
     with pytest.raises(PipelineError, match="sinks a and b read"):

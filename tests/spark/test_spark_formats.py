@@ -49,7 +49,7 @@ JSON_ERRORS = [
     (b'{"id":99999999999}', "the value does not fit the schema: id is not int"),
     (b'{"id":1,"at":"yesterday"}', "the value does not fit the schema: at is not timestamp"),
     (b'{"id":1,"point":5}', "the value does not fit the schema: point is not struct<x:int>"),
-    (b'{"id":1,"point":{"x":"q"}}', "the value does not fit the schema: a nested field has another type"),
+    (b'{"id":1,"point":{"x":"q"}}', "the value does not fit the schema: a nested field has the wrong type"),
     (b'{"id":1,"sizes":[1,"x"]}', "the value does not fit the schema: sizes is not array<int>"),
     (b"{}", "the field id is required, but missing or null"),
     (b'{"id":null}', "the field id is required, but missing or null"),

@@ -1,8 +1,8 @@
 """The exactly-once sink. Each task writes in a transaction of its own and leaves it open. The driver then decides.
 
 1. A task (`task`) opens a transaction, writes its rows, and reports the transaction to the driver.
-2. The driver (`driver`) commits a decision: the list of the transactions of the micro-batch, in a transaction of its
-   own. The decision is stored in the committed offsets of a group (`decision`).
+2. The driver (`driver`) stores a decision: the list of the transactions of the micro-batch. A separate transaction of
+   the driver writes the decision into the committed offsets of a group (`decision`).
 3. The driver commits every transaction of the list. After a crash, a new driver reads the decision and continues here,
    before it decides anything else.
 4. The driver marks the decision as finished. Until then, the transactional ids of the list are not used again, so that
@@ -12,6 +12,7 @@ A micro-batch without a decision did not happen: its transactions are aborted, a
 with a decision is not written again, unless some of its transactions are proved to be aborted: then only their tasks
 write again. The rows of a micro-batch become visible to readers with `read_committed`, one transaction after the other.
 
-An open transaction that no decision lists (of a failed or repeated task, or of a killed driver's task) is aborted after
-the next decision. It cannot be aborted earlier: another driver of the same query may be about to decide for it.
+A failed or repeated task, or a task of a killed driver, may leave an open transaction that no decision lists. Such a
+transaction is aborted after the next decision. It cannot be aborted earlier, because another driver of the same query
+may be about to store a decision that lists it.
 """

@@ -2,14 +2,14 @@
 
 The group has no members. Its offsets are committed as if it read the topic `__consumer_offsets`. Brokers forget the
 offsets of a topic that is deleted, but this topic exists wherever groups commit, and is not deleted in normal use. Each
-offset is the number of the first micro-batch of which rows may still be written: a PARTIAL one, or the one after the
-decided one. The metadata of the offsets contains the decision, divided into chunks: partition 0 has the first chunk.
-The offsets are committed in one transaction, so the chunks always belong together.
+offset is the number of the first micro-batch whose rows may still be written: the decided micro-batch if it is PARTIAL,
+otherwise the micro-batch after it. The metadata of the offsets contains the decision, divided into chunks: partition 0
+has the first chunk. The offsets are committed in one transaction, so the chunks always belong together.
 
 The text of a decision is `COUNT TASKS STATE FORGOTTEN_BELOW EARLIER;`, and then for each of the COUNT transactions
-`TASK,RECORDS,NAME,PRODUCER_ID,EPOCH,VERSION;`. These words are the fields of `Decision` and `TaskTransaction`. NAME is
-the transactional id without the prefix that all ids of the query share. EARLIER is `-`, or ranges of numbers such as
-`0-6,9-9`.
+`TASK,RECORDS,NAME,PRODUCER_ID,EPOCH,VERSION;`. Except COUNT and NAME, these words stand for fields of `Decision`,
+`TaskTransaction` and `TransactionalProducer`. NAME is the transactional id without the prefix that all ids of the query
+share. EARLIER is `-`, or ranges of numbers such as `0-6,9-9`.
 """
 
 import re
@@ -29,7 +29,7 @@ CHUNK_BYTES = 4096
 CHUNK_BYTES_MIN = 64
 NOTHING_DECIDED = -1
 EARLIER_RANGES_MAX = 8
-"""Upper bound on the ranges of earlier numbers that a decision contains. The lowest ranges are forgotten."""
+"""Upper bound on the number of ranges in `Decision.earlier`. If there are more, the lowest range is forgotten."""
 
 _VERSION = 2
 _HEADER = re.compile(rf"{_VERSION} (\d+);")
@@ -80,9 +80,10 @@ class Decision(NamedTuple):
     transactions: tuple[TaskTransaction, ...] = ()
     state: State = State.DECIDED
     earlier: tuple[range, ...] = ()
-    """Numbers below `batch` of micro-batches that are written, as ascending ranges with gaps between them."""
+    """Numbers of micro-batches that are written. All are below `batch`. The ranges are ascending and have gaps between
+    them."""
     forgotten_below: int = 0
-    """For a micro-batch with a number below this one, it is not known whether it was written."""
+    """It is not known whether micro-batches with numbers below this number were written."""
 
     def covers(self, batch: int) -> bool:
         """Return whether no row of the micro-batch may be written any more: a later micro-batch is decided, or this one

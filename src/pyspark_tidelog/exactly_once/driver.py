@@ -44,8 +44,8 @@ def read_decision(client: Client, identity: BatchIdentity) -> Decision:
 
     If a driver is storing a decision at this moment, the result may be the decision before it. Then the task writes its
     rows. If the new decision covers the task's micro-batch, the task's driver aborts the task's transaction. A task
-    does not wait until the new decision is stored, because the transaction in which a killed driver stores a decision
-    remains open until its timeout.
+    does not wait until the new decision is stored: if the driver is killed, the transaction in which it was storing
+    the decision remains open until its timeout.
 
     Raises WriteError if the group's offsets are not a decision, or cannot be read in time.
     """
@@ -54,12 +54,12 @@ def read_decision(client: Client, identity: BatchIdentity) -> Decision:
 
 
 def commit_batch(client: Client, identity: BatchIdentity, results: Sequence[TaskResult], timeout_ms: int) -> None:
-    """Decide that the transactions of these tasks are the micro-batch, and commit them. An earlier decision is finished
-    first.
+    """Decide that the transactions of these tasks belong to the micro-batch, and commit them. Before that, finish an
+    earlier decision.
 
-    If the micro-batch is decided already, that decision remains, and the transactions of these tasks that it does not
-    list are aborted. `timeout_ms` is the timeout of the tasks' transactions. Raises WriteError, and ProducerFenced if
-    another driver of the query decides at the same time.
+    If the earlier decision already covers the micro-batch, it remains the last decision. Then the transactions of these
+    tasks are aborted, except for those that the earlier decision lists. `timeout_ms` is the timeout of the tasks'
+    transactions. Raises WriteError, and ProducerFenced if another driver of the query decides at the same time.
     """
     own = _transactions(results)
     decider = _Decider(client, identity, timeout_ms)
@@ -85,7 +85,8 @@ def commit_batch(client: Client, identity: BatchIdentity, results: Sequence[Task
     leftovers = _check_open(client, identity, own)
     decider.store(earlier.next(identity.batch, len(results), (*written, *own)))
     decider.finish()
-    # A driver that is fenced now must abort nothing: the driver that fenced it may have decided for these transactions.
+    # If a newer driver has fenced this one, this one must abort nothing: the newer driver may have decided to commit
+    # some of the leftovers.
     if decider.mark_finished() and leftovers:
         with _failed_abort_logged():
             client.abort_leftovers(leftovers)
@@ -117,7 +118,7 @@ class _Decider:
         """
         self._client = client
         self._identity = identity
-        """The micro-batch that this driver writes. `decision` may be about an earlier one."""
+        """The micro-batch that this driver writes. `decision` may be about another micro-batch."""
         self._group = group_of(identity.query)
         self._chunk_bytes = CHUNK_BYTES
         with named_wait(identity, f"older drivers with transactional id {self._group!r} cannot be fenced"):
@@ -141,15 +142,15 @@ class _Decider:
     def finish(self) -> None:
         """Commit all transactions of the last decision. Those that were committed earlier remain committed.
 
-        If some of them are proved to be aborted, make the decision PARTIAL and raise WriteError: when the micro-batch
-        runs again, the tasks of these transactions write their rows again, and the other tasks do not.
+        If some transactions are proved to be aborted, make the decision PARTIAL and raise WriteError: when the
+        micro-batch runs again, the tasks of the aborted transactions write their rows again. The other tasks do not.
         """
         decision = self.decision
         if decision.state is not State.DECIDED:
             return
         about = self._identity._replace(batch=decision.batch)
         count = len(decision.transactions)
-        with named_wait(self._identity, f"the {count} transactions of {about}, which is decided, cannot be committed"):
+        with named_wait(self._identity, f"{about} is decided, but its {count} transactions cannot be committed"):
             results = self._client.end_transactions([each.producer for each in decision.transactions], commit=True)
         failures: dict[TransactionalProducer, ApiError] = {}
         for producer, result in results.items():
@@ -167,20 +168,20 @@ class _Decider:
                 f"aborted: {in_doubt[0].message}; perhaps the brokers' transactional.id.expiration.ms has passed, or "
                 "another program has used the transactional id. Compare the topic with the rows of the batch. If the "
                 f"rows are missing, delete the group {self._group!r}, and the batch is written again. If they are in "
-                "the topic, delete the group and continue behind the batch: with the next number, or with a new "
-                "checkpoint that begins there"
+                "the topic, delete the group and continue after the batch: with the next batch number, or with a new "
+                "checkpoint that begins after the batch"
             ) from in_doubt[0]
         committed = tuple(each for each in decision.transactions if each.producer not in aborted)
         self.store(decision._replace(transactions=committed, state=State.PARTIAL))
         raise WriteError(
             f"{len(aborted)} of the {count} transactions of {about} were aborted after the decision to commit them, "
             f"because no driver committed them within their timeout: {_repeat_remedy(decision.batch)}, and it writes "
-            "their rows again; to prevent this, raise option kafka.transaction.timeout.ms"
+            "their rows again; to prevent such aborts, raise option kafka.transaction.timeout.ms"
         )
 
     def mark_finished(self) -> bool:
-        """Store that the transactions of the decision are committed. After that, the coordinators' states of these
-        transactions, which expire, are no longer needed. Call `finish` first.
+        """Store that the transactions of the decision are committed. After that, the coordinators may forget the states
+        of these transactions. Call `finish` first.
 
         Returns False if this fails: a later driver then finishes the decision once more, which changes nothing.
         """
@@ -233,10 +234,10 @@ def _is_aborted(state: object, producer: TransactionalProducer, failure: ApiErro
     """Return whether the state of a transactional id proves that the producer's transaction was aborted.
 
     No other producer begins a transaction with this transactional id before the decision is finished. So if the state
-    has the same producer id, the aborted transaction is the producer's transaction. Its epoch is the producer's epoch
-    or, after a timeout and with transaction version 2, the next epoch. If all epochs of the producer id were used, the
-    transactional id has a new producer id. Then the error INVALID_TXN_STATE still proves that the broker recognised the
-    producer. If another program has sent InitProducerId, the state is Empty and proves nothing.
+    contains the producer's id, the aborted transaction is the producer's transaction. The epoch in the state is the
+    producer's epoch or, after a timeout and with transaction version 2, the next epoch. If all epochs of the producer
+    id were used, the transactional id has a new producer id. Then the error INVALID_TXN_STATE still proves that the
+    broker recognised the producer. If another program has sent InitProducerId, the state is Empty and proves nothing.
     """
     if not isinstance(state, Transaction) or state.state not in ABORTED:
         return False
@@ -249,7 +250,9 @@ def _transactions(results: Iterable[TaskResult]) -> list[TaskTransaction]:
 
 
 def _check_left_out(identity: BatchIdentity, last: Decision, results: Sequence[TaskResult]) -> None:
-    """Raise WriteError if rows that were never written are left out, because a higher number was written before."""
+    """Raise WriteError if the micro-batch was never written and is left out now, because a micro-batch with a higher
+    number was written before.
+    """
     rows = sum(result.rows for result in results)
     if identity.batch == last.batch or not rows:
         return
@@ -265,12 +268,13 @@ def _check_left_out(identity: BatchIdentity, last: Decision, results: Sequence[T
 
 
 def _check_partial(identity: BatchIdentity, partial: Decision, results: Sequence[TaskResult]) -> None:
-    """Raise WriteError unless these tasks can write the rows that the decision lacks."""
+    """Raise WriteError unless the transactions of these tasks can complete the micro-batch of the PARTIAL decision."""
     about = identity._replace(batch=partial.batch)
     if partial.batch != identity.batch:
         raise WriteError(
-            f"{identity} is not written, because {about} was written in part: {_repeat_remedy(partial.batch)}. If its "
-            "rows cannot be computed again, write with a new exactlyOnceId or a new checkpoint"
+            f"{identity} is not written, because {about} was written in part: {_repeat_remedy(partial.batch)}. If the "
+            f"rows of batch {partial.batch} cannot be computed again, write with a new exactlyOnceId or a new "
+            "checkpoint"
         )
     if partial.tasks != len(results):
         raise WriteError(
@@ -290,7 +294,7 @@ def _repeat_remedy(batch: int) -> str:
 
 def _check_open(client: Client, identity: BatchIdentity, own: Sequence[TaskTransaction]) -> list[TransactionalProducer]:
     """Raise WriteError if a transaction of the micro-batch is no longer open. Return the other open transactions of
-    the query, if their coordinators name them: of failed and repeated tasks, and of drivers that were killed.
+    the query that coordinators name. They belong to failed or repeated tasks, or to tasks of killed drivers.
     """
     names = {each.producer.transactional_id for each in own}
     with named_wait(identity, f"it is not known whether its {len(own)} transactions are still open"):

@@ -30,15 +30,15 @@ class TaskResult(WriterCommitMessage):
         self.transaction = transaction
         """The open transaction with the rows. None if the task has no rows, or has written none."""
         self.is_skipped = is_skipped
-        """Whether the task has written nothing because a decision says that its rows are written."""
+        """Whether the task has written nothing because a decision says that its rows are already written."""
 
 
 class TransactionalIds:
     """The transactional ids of one Python worker process. No other process ever uses them.
 
-    So a repeated task, or a task of a killed driver that still runs, cannot abort the transaction of another task. An
-    id is used again only for a later micro-batch of the same query, and only if the last decision proves that no
-    transaction of the earlier micro-batch must be committed any more. This keeps the number of ids small.
+    So a repeated task, or a task that still runs after its driver was killed, cannot abort the transaction of another
+    task. An id is used again only for a later micro-batch of the same query, and only if the last decision proves that
+    no transaction of the earlier micro-batch still waits for its commit. This keeps the number of ids small.
     """
 
     def __init__(self) -> None:
@@ -53,9 +53,10 @@ class TransactionalIds:
             self._process, self._worker = os.getpid(), uuid.uuid4().hex[:12]
             self._last_batches = {}
         last_batches = self._last_batches.setdefault((bootstrap, identity.query), {})
-        # All transactions of micro-batches below this number have ended.
-        ended_below = decision.batch + (decision.state is State.FINISHED)
-        name = next((name for name, batch in last_batches.items() if batch < min(ended_below, identity.batch)), None)
+        # No transaction of a micro-batch below this number still waits for its commit.
+        committed_below = decision.batch + (decision.state is State.FINISHED)
+        below = min(committed_below, identity.batch)
+        name = next((name for name, batch in last_batches.items() if batch < below), None)
         name = name or task_id(identity.query, self._worker, len(last_batches))
         last_batches[name] = identity.batch
         return name
@@ -70,14 +71,14 @@ class TransactionalSender:
     def __init__(
         self, client: Client, bootstrap: str, identity: BatchIdentity, decision: Decision, timeout_ms: int
     ) -> None:
-        """`decision` is the last decision about the query that the task has read."""
+        """`decision`: of the decisions about the query, the last one that the task has read."""
         self._client = client
         self._bootstrap = bootstrap
         self._identity = identity
         self._decision = decision
         self._timeout_ms = timeout_ms
         self._stamping: Producer | None = None
-        """The producer of the transaction, which counts the sequence numbers. None before the first round."""
+        """Writes the producer and the sequence numbers into the batches. None before the first round."""
         self._in_flight: StartedOperation[dict[TopicPartition, Produced]] | None = None
         self.transaction: TransactionalProducer | None = None
 

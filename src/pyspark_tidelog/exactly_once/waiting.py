@@ -1,4 +1,4 @@
-"""Errors of waits that took too long. The time limit of each wait is that of one call of the client."""
+"""Errors of waits that took too long. Each wait has the same time limit as one call of the client."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,9 @@ REMEDY = (
 
 @contextmanager
 def named_wait(identity: BatchIdentity, problem: str) -> Iterator[None]:
-    """Raise WriteError in place of GaveUp. Its message names the micro-batch, the problem, the cause and the remedy."""
+    """In place of GaveUp, raise a WriteError whose message names the micro-batch, the problem, the cause and the
+    remedy.
+    """
     try:
         yield
     except GaveUp as error:

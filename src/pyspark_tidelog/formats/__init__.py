@@ -50,10 +50,10 @@ def avro(
     `schema` is the schema of the records that the query reads: a text of JSON, a dictionary, or the Path of a file.
     `registry` is the URL of a schema registry, or a file or dictionary that maps schema ids to schemas. With it,
     each value begins with Confluent's header (a zero byte and the id of the writer's schema in four bytes), and a
-    record is converted from the writer's schema to `schema`. Without `schema`, the query uses the schema of
-    `schema_id`, or the latest one of `subject`, or the only one of the dictionary. If `header` is not None, it says
-    whether values have the header, with or without a registry. Records are written with the id `schema_id`, or with the
-    id of `subject`'s latest schema.
+    record is converted from the writer's schema to `schema`. Without `schema`, the query uses the schema with the id
+    `schema_id`. Without this id, it uses the latest schema of `subject`, or the only schema of the file or dictionary.
+    If `header` is not None, it says whether values have the header, with or without a registry. The header of written
+    values contains the id of the schema that the query uses. If `schema` is given, this id is `schema_id`.
     """
     from pyspark_tidelog.formats.avro_format import AvroFormat
 

@@ -1,4 +1,4 @@
-"""Run a decoder or an encoder that handles one value at a time, as an Arrow UDF."""
+"""Make an Arrow UDF from a decoder or an encoder that handles one value at a time."""
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -12,7 +12,7 @@ Record: TypeAlias = dict[str, Any]
 
 
 class UndecodableValue(ValueError):
-    """A value cannot be decoded. The message is the reason that `Format.decode` returns for this row."""
+    """A value cannot be decoded. `Format.decode` returns the message of this exception in the row's field `error`."""
 
 
 class Codec(Protocol):
@@ -35,13 +35,13 @@ def decode_column(value: "Column", codec: Codec, schema: "StructType") -> "Colum
 
     kind = StructType([StructField("record", schema), StructField("error", StringType())])
 
-    # Spark starts the iterator once for each task, so schemas are compiled only once.
+    # Spark calls this function once for each task, so a task compiles its schemas only once.
     def decode(batches: "Iterator[pa.Array]") -> "Iterator[pa.Array]":
         record_type = to_arrow_type(schema, timezone="UTC")
         for values in batches:
             yield decode_array(values, codec, record_type)
 
-    # Spark evaluates a deterministic function again for a filter on its result.
+    # If a query filters by the result of a deterministic function, Spark evaluates the function again for the filter.
     decoded: Column = _arrow_udf(decode, kind).asNondeterministic()(value.cast("binary"))
     return decoded
 
@@ -113,7 +113,7 @@ def _unfit(records: Iterable[Record | None], record_type: "pa.DataType") -> Iter
 
 
 def _arrow_udf(function: Any, kind: "DataType") -> Any:
-    """Return the Arrow UDF of a function from an iterator of arrays to an iterator of arrays."""
+    """Return `function` as an Arrow UDF. It receives an iterator of arrays and returns an iterator of arrays."""
     import pyarrow as pa
     from pyspark.sql.pandas import functions
 

@@ -72,8 +72,8 @@ class AvroFormat(Format):
 
     @cached_property
     def _id_and_schema(self) -> tuple[int | None, Any]:
-        """The id of the columns' schema in the registry (None if the id is not known), and this schema. When values are
-        read, it is the reader's schema; when they are written, it is the writer's.
+        """The id that the registry has given to the schema of the columns (None if the id is not known), and this
+        schema. It is the reader's schema when values are read, and the writer's schema when values are written.
         """
         if self._declared_schema is not None:
             return self._schema_id, parsed_schema(self._declared_schema)
@@ -136,7 +136,9 @@ class AvroCodec:
         return data.getvalue()
 
     def _writer_of(self, value: bytes) -> tuple[Any, int]:
-        """Return the writer's schema that the header names, and the position after the header."""
+        """Return the writer's schema, and the position after the header. The header contains the id of this schema.
+        Without a registry, the id is ignored and the declared schema is returned.
+        """
         if len(value) < HEADER.size or value[0] != 0:
             raise UndecodableValue("the value does not begin with the header of a schema registry")
         schema_id = HEADER.unpack_from(value)[1]
@@ -155,7 +157,7 @@ class AvroCodec:
 
 
 def _fastavro_schema(schema: Any) -> Any:
-    """Return the schema in the form that fastavro compiles. Raises SchemaError if it is not valid."""
+    """Return the schema as compiled by fastavro. Raises SchemaError if the schema is not valid."""
     import fastavro
     from fastavro.schema import SchemaParseException, UnknownType
 

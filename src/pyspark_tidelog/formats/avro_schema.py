@@ -1,4 +1,4 @@
-"""Converts an Avro schema to columns. Their types are those that Spark's from_avro returns."""
+"""Converts an Avro schema to columns. The columns have the same types as with Spark's from_avro."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +9,8 @@ if TYPE_CHECKING:
 
 TIMES = ("local-timestamp-micros", "local-timestamp-millis", "timestamp-micros", "timestamp-millis")
 LOGICAL_TYPES_KEPT = ("date", "decimal", *TIMES)
-"""Logical types that have a column type of their own. A value of any other logical type becomes a column of the type
-under it: a `uuid` becomes a string."""
+"""Logical types that have a column type of their own. A field of any other logical type becomes a column of the
+underlying type: a `uuid` becomes a string."""
 DECIMAL_DIGITS_MAX = 38
 """Upper bound on the number of digits of Spark's decimals."""
 
@@ -38,8 +38,8 @@ def without_other_logical_types(schema: Any) -> Any:
 
 
 def columns_of_schema(schema: Any) -> "StructType":
-    """Return the columns of a parsed Avro schema (`fastavro.parse_schema`). Raises SchemaError if it is not a record,
-    contains itself, or has a type without a column type.
+    """Return the columns of a parsed Avro schema (`fastavro.parse_schema`). Raises SchemaError if the schema is
+    not a record, contains itself, or contains a type for which there is no column type.
     """
     from pyspark.sql.types import StructType
 

@@ -20,14 +20,14 @@ NOT_UTF8 = "the value is not valid UTF-8"
 
 
 class Format(ABC):
-    """Converts between the bytes of a record's value and columns.
+    """Converts the bytes of a record's value into columns, and columns into bytes.
 
-    A format is a declaration only: it imports PySpark when a schema or a column is needed.
+    A format only declares the conversion. It imports PySpark later, when a schema or a column is needed.
     """
 
     @abstractmethod
     def describe(self) -> str:
-        """Return the format as one short text, as in `json`."""
+        """Return the format as one short text, such as `json`."""
 
     @property
     @abstractmethod
@@ -57,7 +57,7 @@ class TextFormat(Format):
         """The declared schema, in which `NOT NULL` marks a required field. Raises SchemaError if there is none."""
         if self._declared_schema is None:
             example = f"{self.describe()}('id bigint, price double')"
-            raise SchemaError(f"reading {self.describe()} needs a schema, as in {example}; only writing needs none")
+            raise SchemaError(f"reading {self.describe()} needs a schema, as in {example}; writing needs none")
         return parse_schema(self._declared_schema)
 
     @property
@@ -66,8 +66,8 @@ class TextFormat(Format):
 
 
 def refuse_options(names: Iterable[str], refused: Container[str], function: str, reason: str) -> None:
-    """Raise SchemaError if `refused` contains one of `names` in lower case. They are names of options of Spark's
-    `function`.
+    """Raise SchemaError if one of `names`, in lower case, is in `refused`. `names` are the options that the user gives
+    to Spark's `function`.
     """
     for name in names:
         if name.lower() in refused:
@@ -84,16 +84,18 @@ class Separated(NamedTuple):
 
 
 def decoded(frame: "DataFrame", form: Format, value: str = "value") -> Separated:
-    """Decode the column `value` of a frame, and separate the rows that cannot be decoded.
+    """Decode the column that the parameter `value` names, and separate the rows that cannot be decoded.
 
     Works with batch and streaming DataFrames. If both results of a stream are written, each is a query of its own.
-    Raises SchemaError if a field of the records is named `kafka` while the frame has other columns.
+    Raises SchemaError if a field of the records is named `kafka` and the frame has columns besides the decoded one.
     """
     from pyspark.sql import functions as F
 
     others = [name for name in frame.columns if name != value]
     if others and "kafka" in form.schema.fieldNames():
-        raise SchemaError("a field named kafka conflicts with the column of the record's origin: rename the field")
+        raise SchemaError(
+            "a field named kafka conflicts with the column kafka, which contains the record's origin: rename the field"
+        )
     rows = frame.withColumn("decoded_value", form.decode(F.col(value)))
     origin = [F.struct(*others).alias("kafka")] if others else []
     records = rows.filter("decoded_value.error is null").select("decoded_value.record.*", *origin)
@@ -102,8 +104,8 @@ def decoded(frame: "DataFrame", form: Format, value: str = "value") -> Separated
 
 
 def parse_schema(schema: Schema) -> "StructType":
-    """Return the schema as a StructType. A DDL string needs an active Spark session. Raises SchemaError if it is
-    invalid or has no fields.
+    """Return the schema as a StructType. A DDL string needs an active Spark session. Raises SchemaError if the
+    schema is invalid or has no fields.
     """
     from pyspark.errors import ParseException
     from pyspark.sql.types import DataType, StructType
@@ -147,7 +149,9 @@ def result(error: "Column", record: "Column") -> "Column":
 
 
 def missing_fields(record: "Column", declared: "StructType") -> "Column":
-    """Return an error for a record in which a required field, also a nested one, is null; null if there is none."""
+    """Return a column that contains an error for each record in which a required field, also a nested one, is null.
+    For all other records, the column is null.
+    """
     from pyspark.sql import functions as F
 
     cases = F.lit(None).cast("string")

@@ -31,7 +31,7 @@ REFUSED_OPTIONS = ("columnnameofcorruptrecord", "header", "linesep", "mode", "mu
 DEFAULT_OPTIONS = {"sep": ",", "quote": '"', "escape": '"'}
 """As in RFC 4180: within a quoted field, two quotes stand for one."""
 ENCODE_DEFAULTS = {"timestampformat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
-"""to_csv itself writes only the milliseconds of a timestamp."""
+"""Without this option, to_csv would write a timestamp with milliseconds instead of microseconds."""
 
 
 class CsvFormat(TextFormat):
@@ -62,7 +62,7 @@ class CsvFormat(TextFormat):
         schema = StructType([*nullable(self.declared).fields, StructField(CORRUPT, StringType())])
         options = self._options | {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
         parsed = F.from_csv(line, schema.toDDL(), options)
-        # The parameter of the function is evaluated once for each row, however often the function uses it.
+        # F.transform evaluates `parsed` once for each row, even if `_result` uses it several times.
         return F.transform(F.array(parsed), lambda row: self._result(text, line, row))[0]
 
     def encode(self, record: "Column") -> "Column":
@@ -71,8 +71,8 @@ class CsvFormat(TextFormat):
         line = F.to_csv(record, ENCODE_DEFAULTS | self._options)
         fields = self.declared.fieldNames()
         if len(fields) == 1:
-            # Spark's to_csv fails if the only field is null. The line must not be empty either: `decode` refuses an
-            # empty line with the error EMPTY_VALUE. So the line is a pair of quotes.
+            # Spark's to_csv fails if the only field is null. An empty line cannot stand for the null, because `decode`
+            # refuses an empty line with the error EMPTY_VALUE. So the line is a pair of quotes.
             line = F.when(record[fields[0]].isNull(), F.lit(self._options["quote"] * 2)).otherwise(line)
         # to_csv alone returns an empty text for a null struct.
         return F.when(record.isNotNull(), line).cast("binary")
@@ -97,7 +97,7 @@ class CsvFormat(TextFormat):
         return result(error, record)
 
     def _mismatch(self, record: "Column") -> "Column":
-        """Return the error for a line that does not fit the schema. It names the fields that are null as a result."""
+        """Return the error for a line that does not fit the schema. The error names the null fields of `record`."""
         from pyspark.sql import functions as F
 
         names = [

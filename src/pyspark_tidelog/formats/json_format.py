@@ -5,8 +5,8 @@ texts in single quotes. Therefore a value is parsed as a part of a larger docume
 
     {"records": [[VALUE], [{END: 1}]]}
 
-A value that is more or less than one JSON object makes this document invalid, or gives it another shape. END is a
-random name, so no value can contain an end of its own.
+A value that is not exactly one JSON object makes this document invalid, or gives it another shape. END is a random
+name, so no value can itself contain the end of the document.
 """
 
 import uuid
@@ -34,7 +34,7 @@ REFUSED_OPTIONS = ("columnnameofcorruptrecord", "mode", "multiline")
 """Options of from_json, in lower case, that would change how a corrupt value is recognised."""
 DECODE_DEFAULTS = {"allowSingleQuotes": "false"}
 ENCODE_DEFAULTS = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
-"""to_json itself writes only the milliseconds of a timestamp."""
+"""By default, to_json omits the microseconds of a timestamp."""
 
 
 class JsonFormat(TextFormat):
@@ -54,7 +54,7 @@ class JsonFormat(TextFormat):
         document = F.concat(F.lit('{"records":[['), text, F.lit(f'],[{{"{end}":1}}]]}}'))
         options = self._options_with(DECODE_DEFAULTS) | {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
         parsed = F.from_json(document, self._document_schema(end), options)
-        # The parameter of the function is evaluated once for each row, however often the function uses it.
+        # Spark evaluates the parameter of the lambda once for each row, however often the lambda uses it.
         return F.transform(F.array(parsed), lambda document: self._result(text, document, end))[0]
 
     def encode(self, record: "Column") -> "Column":
@@ -96,7 +96,7 @@ class JsonFormat(TextFormat):
         return result(error, record)
 
     def _mismatch(self, text: "Column", record: "Column") -> "Column":
-        """Return the error for an object that does not fit the schema. It names the fields of the wrong type."""
+        """Return the error for an object that does not fit the schema. The error names the fields of the wrong type."""
         from pyspark.sql import functions as F
 
         names = [
@@ -108,5 +108,5 @@ class JsonFormat(TextFormat):
             if "'" not in field.name
         ]
         details = F.concat_ws(", ", *names)
-        nested = F.lit("a nested field has another type")
+        nested = F.lit("a nested field has the wrong type")
         return F.concat(F.lit("the value does not fit the schema: "), F.when(details == "", nested).otherwise(details))

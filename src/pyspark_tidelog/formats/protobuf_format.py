@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 HEADER_BYTES = 5
 VARINT_BYTES_MAX = 5
-"""Upper bound on the size of a number among the message indexes of Confluent's header."""
+"""Upper bound on the bytes of one number in Confluent's header: the number of message indexes, or an index."""
 
 
 class ProtobufFormat(Format):
@@ -40,7 +40,7 @@ class ProtobufFormat(Format):
         elif hasattr(message, "DESCRIPTOR"):
             self._name, self._descriptors = message.DESCRIPTOR.full_name, _descriptors_of_class(message)
         else:
-            raise OptionError(f"format protobuf: {message!r} is not a generated class of a message, nor its name")
+            raise OptionError(f"format protobuf: {message!r} is neither a generated class nor the name of a message")
         self._has_header = header
 
     def describe(self) -> str:
@@ -126,7 +126,7 @@ class ProtobufCodec:
             index, at = _zigzag(value, at)
             path.append(index)
         if (path or [0]) != list(_indexes(self.message_class.DESCRIPTOR)):
-            raise UndecodableValue(f"the header names another message of the file than {self._name}")
+            raise UndecodableValue(f"the header names another message than {self._name}")
         return at
 
 
@@ -201,7 +201,9 @@ def _descriptors_of_class(message: Any) -> bytes:
 
 
 def _descriptor_set(descriptors: str | Path | bytes) -> bytes:
-    """Return the bytes of a file descriptor set. Raises OptionError if it is not one."""
+    """Return the bytes of a file descriptor set. Raises OptionError if `descriptors` is neither such a set nor the path
+    of one.
+    """
     from google.protobuf import descriptor_pb2
     from google.protobuf.message import DecodeError
 

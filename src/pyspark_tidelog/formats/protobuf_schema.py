@@ -1,6 +1,7 @@
 """Converts the type of a Protobuf message to columns, messages to rows, and rows to messages.
 
-A message of google/protobuf/wrappers.proto becomes a value that may be null, and google.protobuf.Timestamp a timestamp.
+A message of google/protobuf/wrappers.proto becomes a value that may be null. A google.protobuf.Timestamp becomes a
+timestamp.
 """
 
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Schema registries: they have the schemas with which Avro records were written, by id.
+"""Schema registries. An Avro value contains the id of the schema with which it was written. A registry has the schema.
 
 A registry is a dictionary or a file with schemas, or a service with the HTTP interface of Confluent's Schema Registry.
 """
@@ -22,21 +22,21 @@ FIRST_PAUSE_S = 0.5
 PAUSE_MAX_S = 10.0
 """Pauses between attempts grow from FIRST_PAUSE_S to PAUSE_MAX_S, in seconds."""
 MISSING_S = 5.0
-"""Time for which an id that the registry does not have is not requested again."""
+"""If the registry does not have an id, the id is not requested again for this number of seconds."""
 MISSING_IDS_MAX = 10_000
-"""Upper bound on the remembered ids that the registry does not have. The ids come from values of records, so damaged
-records may contain any number of them."""
+"""Upper bound on the ids that are remembered because the registry does not have them. The ids come from values of
+records, so damaged records may contain any number of unknown ids."""
 NOT_FOUND = 404
 UNAUTHORIZED = (401, 403)
 
 
 class RegistryError(RuntimeError):
-    """The schema registry cannot be reached, or its answer cannot be read. A later request may succeed."""
+    """A request to the schema registry failed, or its answer cannot be read. A later request may succeed."""
 
 
 class UnusableSchema(ValueError):
-    """A registered schema cannot be used, for example because it is not Avro. This does not change, because the same
-    id always has the same schema.
+    """A registered schema cannot be used, for example because it is not Avro. A later request for the same id will fail
+    too, because an id always has the same schema.
     """
 
 
@@ -57,8 +57,9 @@ class Registry(Protocol):
         ...
 
     def latest(self, subject: str | None) -> RegisteredSchema:
-        """Return the latest schema of a subject, or the only one of a dictionary. Raises UnusableSchema and
-        RegistryError, and OptionError if it is not known which schema that is.
+        """Return the latest schema of a subject, or the only schema of a dictionary. Raises UnusableSchema and
+        RegistryError. Raises OptionError if a service gets no subject or does not have the subject, and if a dictionary
+        does not have exactly one schema.
         """
         ...
 
@@ -68,7 +69,7 @@ class StaticRegistry:
 
     def __init__(self, schemas: Mapping[Any, Any]) -> None:
         """Keys are numbers or texts of digits. Schemas are texts or parsed JSON. Raises OptionError for other keys, and
-        for a text that is not JSON.
+        if `parsed_schema` refuses a text.
         """
         self._schemas: dict[int, Any] = {}
         for key, schema in schemas.items():
@@ -88,7 +89,7 @@ class StaticRegistry:
 
 
 class HttpRegistry:
-    """A schema registry with Confluent's HTTP interface. Schemas by id are cached, because they never change."""
+    """A schema registry with Confluent's HTTP interface. The schema of an id is cached, because it never changes."""
 
     def __init__(self, url: str) -> None:
         parts = urllib.parse.urlsplit(url)
@@ -102,7 +103,7 @@ class HttpRegistry:
         self._url = urllib.parse.urlunsplit((parts.scheme, address, parts.path.rstrip("/"), "", ""))
         self._schemas: dict[int, Any] = {}
         self._missing_until: dict[int, float] = {}
-        """When to ask again for an id that was not found, on the monotonic clock."""
+        """For each id that was not found, the time on the monotonic clock at which it may be requested again."""
 
     def by_id(self, schema_id: int) -> Any | None:
         if schema_id in self._schemas:
@@ -142,7 +143,7 @@ class HttpRegistry:
             raise UnusableSchema(f"registry {self._url}: {error}") from None
 
     def _get(self, path: str) -> dict[str, Any] | None:
-        """Return the answer as parsed JSON, or None if the registry does not have it."""
+        """Return the answer as parsed JSON, or None if the registry answers that it has nothing at `path`."""
         limits = Limits(ATTEMPTS, TIMEOUT_S, ANSWER_BYTES_MAX, FIRST_PAUSE_S, PAUSE_MAX_S)
         headers = {"Accept": "application/json"}
         if self._authorization:
@@ -186,8 +187,8 @@ def registry_of(source: "str | Path | Mapping[int, Any] | Registry") -> Registry
 
 
 def parsed_schema(schema: Any) -> Any:
-    """Return a schema as parsed JSON. The name of a primitive type, like `string`, is a schema too. Raises OptionError
-    if a text is not JSON.
+    """Return a schema as parsed JSON. A text that does not begin like JSON is returned unchanged, because the name of a
+    primitive type, like `string`, is a schema too. Raises OptionError if another text is not JSON.
     """
     if isinstance(schema, Path):
         try:

@@ -1,8 +1,8 @@
 """AddPartitionsToTxn (key 24), v0-5. v2: the error PRODUCER_FENCED; v4: several transactions, and verification
 (KIP-890).
 
-Before producers with transaction version 1 write to a partition, they send v0-3. The leader of a partition sends
-v4-5 when the first batch or the offsets of a transaction arrive. If the producer has transaction version 2, the
+Before a producer with a transaction version below 2 writes to a partition, it sends v0-3. The leader of a partition
+sends v4-5 when the first batch or the offsets of a transaction arrive. If the producer has transaction version 2, the
 leader adds the partition to the transaction. Otherwise it verifies that the partition was added.
 """
 

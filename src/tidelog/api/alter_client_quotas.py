@@ -24,7 +24,7 @@ def handle(
     for entry in request.entries:
         parts: dict[str, str | None] = {}
         for part in entry.entity:
-            parts[part.entity_type] = part.entity_name  # if a type is repeated, its last name counts
+            parts[part.entity_type] = part.entity_name  # if a type is repeated, the last of its names is used
             yield
         changes = []
         for op in entry.ops:

@@ -24,8 +24,8 @@ from tidelog.wire.messages.alter_replica_log_dirs import (
 def handle(
     services: Services, context: RequestContext, request: AlterReplicaLogDirsRequest
 ) -> Steps[AlterReplicaLogDirsResponse]:
-    """Begin the moves. Each partition succeeds or fails on its own. If a partition is named more than once, its last
-    directory counts.
+    """Begin the moves. Each partition succeeds or fails on its own. If the request names several directories for a
+    partition, the last of them is used.
     """
     del context
     paths: NamedPartitions[str, str] = NamedPartitions()

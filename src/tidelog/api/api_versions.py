@@ -22,7 +22,8 @@ _SOFTWARE_NAME = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 SOFTWARE_NAME_LENGTH_MAX = 256
 """Maximum length of the name of a client's software, and of the software's version, in characters."""
 MIN_LEVEL_ZERO_SINCE = 4
-"""From this version on, the response may contain features whose lowest supported level is 0."""
+"""First version whose response may contain supported features with the lowest level 0. All features of Tidelog have
+this lowest level."""
 
 _RANGES = [
     ApiVersion(api_key=key, min_version=entry.advertised_min, max_version=entry.max_version)
@@ -39,15 +40,15 @@ def handle(services: Services, context: RequestContext, request: ApiVersionsRequ
     if context.api_version >= 3 and not all(map(_is_valid_name, names)):
         return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
     response = ApiVersionsResponse(api_keys=_RANGES)
-    cluster_features = features(services)
-    if cluster_features:
+    current_features = features(services)
+    if current_features:
         response.finalized_features = [
-            FinalizedFeatureKey(name, f.level, f.level) for name, f in cluster_features.items()
+            FinalizedFeatureKey(name, f.level, f.level) for name, f in current_features.items()
         ]
         response.finalized_features_epoch = services.metadata.image.position
         if context.api_version >= MIN_LEVEL_ZERO_SINCE:
             response.supported_features = [
-                SupportedFeatureKey(name, f.lowest, f.highest) for name, f in cluster_features.items()
+                SupportedFeatureKey(name, f.lowest, f.highest) for name, f in current_features.items()
             ]
     return response
 

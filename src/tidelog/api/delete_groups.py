@@ -40,7 +40,7 @@ def _reply(deleting: Gathering[ErrorCode]) -> Reply:
     accept = deleting.reply()
 
     def reply(answer: ApiError | None) -> None:
-        # Store the code only: the error's traceback would take 2 KB for each of a request's million groups.
+        # Store only the code: a request may name a million groups, and each error's traceback would take 2 KB.
         accept(ErrorCode.NONE if answer is None else answer.code)
 
     return reply

@@ -34,8 +34,8 @@ INVALID_LOW_WATERMARK = -1
 def handle(
     services: Services, context: RequestContext, request: DeleteRecordsRequest
 ) -> "Steps[Outcome[DeleteRecordsResponse]]":
-    """Delete the records. Each partition is answered once. If a partition is named more than once, its last offset
-    counts.
+    """Delete the records. Each partition is answered once. If the request names a partition more than once, only the
+    offset in the last entry for this partition is used.
     """
     offsets: NamedPartitions[str, int] = NamedPartitions()
     for topic in request.topics:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 NAMES_PER_STEP = 200
 NO_EFFECT = "No effect yet."
 SET_AT_START = "Set at the start by"
-"""Words in the documentation of a setting, before the place where the setting was set."""
+"""Words in the documentation of a setting. They are followed by the origin of its value, such as a file and line."""
 UNKNOWN_TYPE = 0
 SETTINGS_MAX = 100_000
 """When a response has this many settings, the remaining resources get an error. The limit is large enough to describe
@@ -69,7 +69,8 @@ def handle(
         try:
             if settings_left <= 0:
                 message = (
-                    f"the response already contains {SETTINGS_MAX} settings, which is the limit; name fewer resources"
+                    f"the response has reached the limit of {SETTINGS_MAX} settings (a long value counts as several "
+                    "settings); name fewer resources"
                 )
                 raise ApiError(message, ErrorCode.INVALID_REQUEST)
             if resource.resource_type == LOGGER_RESOURCE:
@@ -102,7 +103,7 @@ _HAS_SETTING: "Mapping[int, Callable[[str], bool]]" = {
     GROUP_RESOURCE: GROUP_KEYS.__contains__,
     CLIENT_METRICS_RESOURCE: CLIENT_METRICS_KEYS.__contains__,
 }
-"""For each resource type, a function that returns whether such a resource has a setting of this name."""
+"""For each resource type, a function that returns whether such a resource can have a setting with a given name."""
 
 
 def _requested_names(

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 def handle(
     services: Services, context: RequestContext, request: DescribeLogDirsRequest
 ) -> Steps[Coroutine[Any, Any, DescribeLogDirsResponse]]:
-    """Describe every data directory. The description of a directory contains those of its partitions that the request
-    names, or all of its partitions if the topics of the request are null. A failed directory has an error and no
-    partitions.
+    """Describe every data directory with its partitions. If the request names topics, only the requested partitions are
+    described. A failed directory has an error and no partitions.
     """
     del context
     if request.topics is None:

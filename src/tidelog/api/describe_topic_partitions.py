@@ -40,7 +40,7 @@ def handle(
         return (yield from _refuse_all(request))
     names = yield from _sorted_names(requested_names or image.topics, "" if cursor is None else cursor.topic_name)
     limit = min(max(request.response_partition_limit, 1), services.config.max_request_partition_size_limit)
-    # A client with a quota gets a throttle time in its response, which is therefore encoded later.
+    # If the client has a quota, the response is not encoded here, since a throttle time is written into it later.
     if context.meter is not None:
         return (yield from _page(services, image, names, cursor, limit))
     encoded_topics: list[bytes] = []
@@ -85,8 +85,8 @@ def _page(
     limit: int,
     encoded_topics: list[bytes] | None = None,
 ) -> Steps[DescribeTopicPartitionsResponse]:
-    """Return at most `limit` partitions of these topics, beginning at the cursor. If `encoded_topics` is given, the
-    topics are added there, and the response has no topics.
+    """Return at most `limit` partitions of the topics `names`, beginning at the cursor. If `encoded_topics` is given,
+    the encoded topics are appended to this list, and the response itself has no topics.
     """
     response = DescribeTopicPartitionsResponse()
     stored = services.encoded_partitions.of(image, VERSION, TOPIC_OPERATIONS)
@@ -153,8 +153,8 @@ def _partitions(
         state = topic.partitions[partition.partition_index]
         elr, last_known_elr = state.elr, state.last_known_elr
         if partition.leader_id != state.leader:
-            # The leader is this broker, and the partition's log is offline. Both ELRs in the response are
-            # the last in-sync replicas, since each of these may lead again without loss of data (KIP-966).
+            # In the metadata, this broker is the leader, but the partition's log is offline. Both ELR fields of the
+            # response get the ISR of the metadata: each of its replicas may lead again without loss of data (KIP-966).
             elr = last_known_elr = state.isr
         partition.eligible_leader_replicas, partition.last_known_elr = list(elr), list(last_known_elr)
         # As in Kafka, this API returns no error for a partition without a leader. (Metadata returns an error.)

@@ -37,8 +37,8 @@ class EncodedTopics(Generic[S]):
         self._topics: dict[tuple[int, int], dict[str, tuple[TopicImage, S]]] = {}
 
     def of(self, image: MetadataImage, version: int, operations: int) -> "TopicsOfVersion[S]":
-        """Return the stored topics for this version of the API and these authorized operations. If other brokers are
-        online in `image` than before, or if most of the stored topics were deleted, remove all entries first.
+        """Return the stored topics for this version of the API and these authorized operations. Remove all entries
+        first if the online brokers have changed since the previous call, or if most of the stored topics were deleted.
         """
         online = frozenset(broker_id for broker_id in image.brokers if image.is_online(broker_id))
         if online != self._online:
@@ -63,8 +63,8 @@ class EncodedTopics(Generic[S]):
         return False
 
     def is_valid(self, topics: dict[str, tuple[TopicImage, S]], online: frozenset[int]) -> bool:
-        """Return whether a `TopicsOfVersion` may still add to `topics`: no call of `clear` has dropped this dictionary,
-        and the same brokers are online.
+        """Return whether a `TopicsOfVersion` may still add to `topics`. It may if no call of `clear` has dropped this
+        dictionary, and if `online` still contains exactly the online brokers.
         """
         return online == self._online and any(known is topics for known in self._topics.values())
 
@@ -102,7 +102,7 @@ def encode_topics(topics: list[MetadataResponseTopic], version: int) -> Steps[by
     pieces = yield from _stepwise_encoder(version)(MetadataResponse(topics=topics))
     data = b"".join(pieces)  # type: ignore[arg-type]  # a response without records has no file regions
     start, end_bytes = _place_of_topics(version)
-    # `start` is the position if there is one topic. The varint of a larger number may take more bytes.
+    # `start` is correct for one topic. The varint of a larger number of topics may take more bytes.
     start += len(_encoded_count(len(topics), version)) - len(_encoded_count(1, version))
     return data[start : len(data) - end_bytes]
 

@@ -165,11 +165,11 @@ class Fetch:
         self._moved_partitions: dict[Partition, None] = {}
         self._unknown_ranks: dict[FetchItem, int] = {}  # 1: unknown topic id; 2: unknown topic or partition
         # Whether the fetch must not wait, because a partition has a diverging epoch, a preferred replica, or an error
-        # (except the errors of `_unknown_ranks`).
+        # (except the errors of `_unknown_ranks`), or because it was deleted after an earlier read.
         self._failed = False
         self._expired = False
         self._pending: Pending[FetchResponse] | None = None
-        # Of the batches that were found: all bytes, and the bytes that count for min_bytes (see `Slice.readable`).
+        # The size of the batches that were found, and the number of bytes to compare with min_bytes (`Slice.readable`).
         self.found_bytes = 0
         self._readable_bytes = 0
 
@@ -184,8 +184,8 @@ class Fetch:
     # Reading
 
     def cold_reads(self, items: "Sequence[FetchItem] | None" = None) -> list["ColdRead"]:
-        """Return disk reads that a thread must run first, so that the event loop does not wait for the disk when it
-        reads `items` (default: all).
+        """Return the disk reads that a thread must run before the event loop reads `items` (default: all). Without
+        them, the event loop would wait for the disk.
         """
         reads = []
         bytes_left = self._bytes_max
@@ -205,13 +205,13 @@ class Fetch:
         return reads
 
     def begin_warmed(self, cold: list["ColdRead"]) -> Pending[FetchResponse]:
-        """Run the reads `cold`, the result of `cold_reads`, on a thread, then run `begin`."""
+        """Run `cold`, the disk reads that `cold_reads` returned, on a thread. Then run `begin`."""
         pending: Pending[FetchResponse] = Pending(on_abandon=self.abandon)
         self._services.runtime.tasks.spawn(self._warm(cold, pending), name="fetch-cold-read")
         return pending
 
     async def _warm(self, cold: list["ColdRead"], pending: Pending[FetchResponse]) -> None:
-        """Run the reads `cold` on a thread, which fills the page cache. Then run the fetch and complete `pending`."""
+        """Fill the page cache with the disk reads `cold`, on a thread. Then run the fetch and complete `pending`."""
         await read_ahead(self._services, cold)
         if pending.abandoned:
             return
@@ -284,13 +284,14 @@ class Fetch:
             partition = item.partition = partitions.get(name, item.index)
         elif partition.deleted:
             item.partition = None
-            self._failed = True  # an error ends the wait immediately
+            self._failed = True  # the wait ends immediately, even if the error is that the partition is unknown
             raise self._services.partitions.missing(partition.topic, partition.index)
         return partition
 
     def _add_error(self, item: FetchItem, error: ApiError, partition: Partition | None) -> None:
         data = self._special_data[item] = PartitionData(item.index, error.code, -1, records=_EMPTY)
-        # As in Kafka, the list of aborted transactions is null only for a known partition. Otherwise it is empty.
+        # As in Kafka, the list of aborted transactions is null if the partition is known and the isolation level is
+        # READ_UNCOMMITTED. Otherwise it is empty.
         is_known = partition is not None or isinstance(error, NotLeaderOrFollower)
         if is_known and self._isolation == READ_UNCOMMITTED:
             data.aborted_transactions = None
@@ -343,8 +344,9 @@ class Fetch:
         return pending
 
     def moved(self, partition: Partition) -> None:
-        """Note that a partition's high watermark has moved, or that this broker does not serve the partition any more.
-        The fetch is answered later, since an answer during an append could contain only a part of a produce request.
+        """Remember that the high watermark of `partition` has moved, or that this broker does not serve the partition
+        any more. The fetch is not answered in this call, since an answer during an append could contain only a part of
+        the records of a produce request.
         """
         if not self._moved_partitions:
             self._wake_later()
@@ -360,7 +362,7 @@ class Fetch:
     def wake(self) -> int:
         """Read the partitions that changed. Respond if there is enough data now, or if the wait time has passed.
 
-        Returns the cost of the call, in units of one partition read.
+        Returns the cost of the call. The cost of reading one partition is 1.
         """
         moved_partitions, self._moved_partitions = self._moved_partitions, {}
         if self._pending is None:
@@ -525,7 +527,7 @@ async def read_ahead(services: Services, cold: list["ColdRead"], lane: str = "")
     try:
         await services.runtime.tasks.run_blocking(_run_reads, cold, lane=lane)
     except OSError as error:
-        logger.error("read ahead failed reason=%s", error)  # the later read takes the partition offline
+        logger.error("read ahead failed reason=%s", error)  # if `_read` fails too, it takes the partition offline
 
 
 def _run_reads(cold: list["ColdRead"]) -> None:

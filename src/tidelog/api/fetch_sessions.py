@@ -1,13 +1,14 @@
 """Incremental fetch sessions (KIP-227). The broker remembers the partitions that each client fetches, so that a
 request needs to name only changes.
 
-Every client that sends the id of a session may use it. The cache is bounded. If it is full, a new session replaces
-the least recently used session of a consumer, provided that the old session was not used for two minutes. Otherwise the
-client gets no session and continues with full requests.
+Every client that sends the id of a session may use the session. The cache of sessions is bounded. If it is full, a new
+session of a consumer replaces the least recently used session of a consumer, provided that the old session was not used
+for two minutes. Otherwise the client gets no session and continues with full requests.
 
-A follower always gets a session, and no consumer can end it. Without sessions, replication would name every partition
-in each request, and a leader that has lost its lease would not know that its followers still fetch. If the cache is
-full, the follower's session replaces the least recently used session of a consumer, even if it was used just now.
+A follower always gets a session, and a consumer's session never replaces it. Without sessions, replication would name
+every partition in each request, and a leader that has lost its lease could not know when its followers sent their
+requests. If the cache is full, the follower's session replaces the least recently used session of a consumer, even if
+the consumer has used its session just now.
 """
 
 from collections import OrderedDict
@@ -180,7 +181,7 @@ class FetchSessions:
         self._turns = turns
         self._of_consumers: OrderedDict[int, FetchSession] = OrderedDict()
         self._of_followers: OrderedDict[int, FetchSession] = OrderedDict()
-        """The sessions by their ids, least recently used first."""
+        """Both dicts contain sessions by their ids, the least recently used session first."""
         self._partitions = 0
 
     def __len__(self) -> int:
@@ -242,7 +243,7 @@ class FetchSessions:
         return FetchContext(session.active_items(), session, incremental=True)
 
     def _create(self, items: "FetchItems", uses_topic_ids: bool, *, of_follower: bool) -> FetchSession | None:
-        """Return a new session. Returns None only for a client that is not a follower, if the cache has no room."""
+        """Return a new session. A follower always gets one; other clients get None if no room can be made."""
         now_s = self._clock.monotonic()
         if of_follower:
             self._make_room_for_follower(len(items), new_sessions=1)
@@ -267,9 +268,9 @@ class FetchSessions:
         )
 
     def _make_room_for_follower(self, new_partitions: int, *, new_sessions: int = 0) -> None:
-        """End sessions until there is room: first those of consumers, then those of followers that have ended, for
-        example by a restart. If this is not enough, the follower gets its session nevertheless: the number of brokers
-        and of replicas limits what followers need.
+        """End sessions until there is room: first sessions of consumers, then sessions that a follower has not used for
+        EVICTABLE_AFTER_S, for example because it was restarted. If this is not enough, the follower gets its session
+        nevertheless: the numbers of brokers and replicas limit how much room all followers together need.
         """
         while not self._has_room(new_partitions, new_sessions=new_sessions):
             oldest = _oldest_of(self._of_consumers)
@@ -305,7 +306,7 @@ def _oldest_of(sessions: "OrderedDict[int, FetchSession]") -> FetchSession | Non
 
 
 def items_of(request: "FetchRequest", uses_topic_ids: bool) -> list[FetchItem]:
-    """Return the partitions that the request names. If a partition is named more than once, its last entry counts."""
+    """Return the partitions that the request names. If one is named more than once, its last entry is used."""
     if len(request.topics) == 1 and len(request.topics[0].partitions) == 1:
         topic = request.topics[0]
         return [FetchItem(topic.topic_id if uses_topic_ids else topic.topic, topic.partitions[0])]

@@ -85,7 +85,7 @@ def handle(
     registration = services.metadata.image.brokers.get(follower.broker_id)
     if registration is None or not is_peer(services, context, follower.broker_id):
         return None
-    # A later epoch is accepted: this broker has not received the metadata of that registration yet.
+    # A newer epoch than the known one is accepted: this broker has not received the newer registration yet.
     if 0 <= follower.broker_epoch < registration.epoch:
         return None
     if requested_items is None:
@@ -150,7 +150,7 @@ class _ReadsForFollower(Fetch):
         self._services.partitions.wake_follower_later(self)
 
     def _settle_items(self, items: "Sequence[FetchItem]") -> None:
-        """Make the partitions without news idle. This is called when the response has been built."""
+        """Let partitions without news become idle. This is called when the response has been built."""
         if self._idle is not None:
             self._idle.settle([i for i in items if i not in self._slices and i not in self._special_data])
 

@@ -2,7 +2,7 @@
 news.
 
 A partition is idle while the follower has the whole log and knows the state of the partition. The follower's requests
-do not name an idle partition. Every event that could end this state makes the partition active again:
+do not name an idle partition. Each of these events makes the partition active again:
 
     - an append, a new high watermark, or a new log start offset
     - a new ISR, a new leader epoch, or a new broker epoch of the follower
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from tidelog.replication.partition import Partition
 
 ABANDONED_MS: Final = 60_000
-"""If the session has had no request for this time, in milliseconds, the next event in an idle partition makes all
-partitions of the session active, so that none of them is watched any more. The follower may have restarted, for
-example."""
+"""A follower that restarts, for example, abandons its session. If the session has had no request for this time, in
+milliseconds, the next event in an idle partition makes all partitions of the session active, so that none of them is
+watched any more."""
 
 
 class CurrentFetch(Protocol):

@@ -1,8 +1,8 @@
 """InitProducerId (key 22), v0-5. v3: a producer may send its old id and epoch (KIP-360); v4: the error
 PRODUCER_FENCED.
 
-An idempotent producer, which has no transactional id, gets a new producer id. A transactional producer gets the id
-that belongs to its transactional id, with the next epoch.
+An idempotent producer, which has no transactional id, gets a new producer id. A transactional producer gets the
+producer id that belongs to its transactional id, with the next epoch.
 """
 
 from tidelog.api.coordinator_reply import CoordinatorReply
@@ -29,8 +29,8 @@ async def handle(
         producer_id = await services.producer_ids.next()
     except ApiError as error:
         return _failure(version, error)
-    # A producer that sends its old id gets a new id. To return the old id with a higher epoch, this broker would
-    # have to remember the epoch of every id.
+    # An idempotent producer that sends its old id also gets a new id. To return the old id with a higher epoch, this
+    # broker would have to remember the epoch of every id.
     return InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
 
 

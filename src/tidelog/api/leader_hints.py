@@ -26,11 +26,10 @@ UNKNOWN_LEADER = (NO_LEADER, -1)
 def leader_of(services: "Services", topic: str | None, index: int) -> tuple[int, int]:
     """Return the leader and the leader epoch of a partition; UNKNOWN_LEADER if there is no such partition.
 
-    If the leader epoch of this broker's replica differs from the epoch in the image, the replica's leader is
-    returned. (Replicas are notified of a new leader before requests are answered from the new image.) Otherwise the
-    image's leader is returned. So the answer names a leader even after the lease of this broker has ended: the replicas
-    that it led have no leader then, but the image still names this broker. Clients log a warning if an answer names no
-    leader.
+    If the leader epoch of this broker's replica differs from the epoch in the image, the leader that the replica knows
+    is returned. (Replicas are notified of a new leader before requests are answered from the new image.) Otherwise the
+    image's leader is returned. After this broker's lease has ended, the replicas that this broker led may know no
+    leader, but the image still names this broker. Clients log a warning if an answer names no leader.
     """
     image = services.metadata.image.topics.get(topic or "")
     state = image.partitions[index] if image is not None and 0 <= index < len(image.partitions) else None

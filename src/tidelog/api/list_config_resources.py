@@ -1,5 +1,5 @@
 """ListConfigResources (key 74), v0-1: list the resources that have settings. v0 lists only subscriptions to client
-metrics; v1: all types of resources (KIP-1142).
+metrics; v1 lists resources of the types that the request names, or of all types (KIP-1142).
 """
 
 from collections.abc import Iterable

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from tidelog.replication.partition import Partition
 
 DEBUGGING_CONSUMER = -2
-"""The replica id that tools use to compare replicas. Followers also answer requests with this id."""
+"""The replica id that tools use to compare replicas. Requests with this id are answered not only by leaders, but
+also by followers."""
 LATEST = -1
 EARLIEST = -2
 MAX_TIMESTAMP = -3
@@ -138,7 +139,7 @@ def _find_offset(
 
 def _find_record(partition: "Partition", timestamp: int, reads_to_log_end: bool) -> Steps["TimestampOffset | None"]:
     """If `timestamp` is MAX_TIMESTAMP, find the record with the maximum timestamp. Otherwise find the first record
-    with this timestamp or a later one.
+    whose timestamp is `timestamp` or later.
 
     If the partition moves to another directory during the search, the search begins again. Raises StorageError if
     the log is offline, or if the topic is deleted, since its deletion closes the files.

@@ -21,7 +21,7 @@ STATES = {status.text: status for status in Status}
 def handle(
     services: Services, context: RequestContext, request: ListTransactionsRequest
 ) -> Steps[ListTransactionsResponse]:
-    """List the transactional ids that pass every filter. A filter without values passes all."""
+    """List the transactional ids that pass every filter. If a filter has no values, every id passes it."""
     producer_ids = dict.fromkeys(request.producer_id_filters)
     statuses = {STATES[name]: None for name in request.state_filters if name in STATES}
     unknown = [name for name in dict.fromkeys(request.state_filters) if name not in STATES]
@@ -30,7 +30,7 @@ def handle(
     try:
         pattern = compile_pattern(request.transactional_id_pattern) if request.transactional_id_pattern else None
         for transactional_id, state in services.transactions.listing():
-            # A transactional id without a transaction has the start time -1, so it passes this filter, as in Kafka.
+            # If the producer has not begun a transaction, the start time is -1, so the id passes, as in Kafka.
             is_too_young = request.duration_filter >= 0 and now_ms - state.started_ms <= request.duration_filter
             is_listed = (
                 (not producer_ids or state.producer_id in producer_ids)

@@ -40,7 +40,7 @@ STORED_TOPICS_PER_STEP = 32
 def handle(
     services: Services, context: RequestContext, request: MetadataRequest
 ) -> "Steps[Outcome[MetadataResponse | Encoded]]":
-    """Answer from one image. If missing topics are created first, it is the image after their creation."""
+    """Answer from one image. If missing topics are created first, this image is the one after their creation."""
     image = services.metadata.image
     requested_topics = request.topics
     version = context.api_version
@@ -254,8 +254,8 @@ def _topic(
 
 
 def _leave_out_offline_replicas(partitions: list[MetadataResponsePartition]) -> Steps[None]:
-    """Remove offline replicas from the lists of replicas, since v0 has no field for offline replicas. As in Kafka, a
-    partition with an offline replica gets an error.
+    """Remove offline replicas from the lists of replicas, and give every partition with an offline replica an error.
+    Kafka does the same, in v0 only.
     """
     for partition in partitions:
         offline = partition.offline_replicas

@@ -55,7 +55,7 @@ class Meter:
         self._strict = api_version >= MUTATIONS_REFUSED_SINCE.get(api_key, 0)
         """Whether the controller refuses to create or delete partitions beyond the quota (see `MutationQuota.take`)."""
         self._seconds = 0.0
-        """Counted time on the event loop."""
+        """The measured time of the request on the event loop."""
         self._recorded_s = 0.0
         """The part of `_seconds` that `_percent` has returned already."""
         self._began_s: float | None = None
@@ -96,7 +96,7 @@ class Meter:
             steps.close()
 
     def _percent(self) -> float:
-        """Return the counted time since the last call, in percent of a second."""
+        """Return the time measured since the last call, in percent of a second."""
         if self._began_s is not None:
             self.stop()
             self.start()

@@ -36,8 +36,8 @@ def handle(
     """Refuse partitions that do not exist, and ask the coordinator to commit the offsets of all other partitions.
 
     In the response, topics with refused partitions come first. Within each topic, the refused partitions come first.
-    If a partition is named more than once, its last offset is committed, and each entry of the request gets its own
-    answer.
+    If several entries of the request name the same partition, each entry gets its own answer, and the offset of the
+    last accepted entry is committed.
     """
     entries = yield from collect(services.metadata.image, request.topics, context.api_version)
     if not entries.offsets:
@@ -69,7 +69,7 @@ class Entries:
     def __init__(self) -> None:
         self.refused: dict[_TopicKey, OffsetCommitResponseTopic] = {}
         self.offsets: list[OffsetToCommit] = []
-        """The offsets that the coordinator decides on."""
+        """The offsets that the coordinator is asked to commit."""
         self._accepted: list[tuple[_TopicKey, OffsetCommitResponseTopic]] = []
 
     def add(self, topic: OffsetCommitRequestTopic, image: "MetadataImage", version: int) -> Steps[None]:
@@ -103,7 +103,7 @@ class Entries:
             self._accepted.append((key, accepted_topic))
 
     def answer(self, result: list[ErrorCode] | ApiError) -> Steps[list[OffsetCommitResponseTopic]]:
-        """Return the topics of the response. `result` has one code for each of `offsets`, or an error for all."""
+        """Return the topics of the response. `result` is a list of one code for each offset, or one error for all."""
         codes = repeat(result.code) if isinstance(result, ApiError) else iter(result)
         for _, answered_topic in self._accepted:
             for partition_answer in answered_topic.partitions:
@@ -113,7 +113,7 @@ class Entries:
 
 
 def collect(image: "MetadataImage", topics: list[OffsetCommitRequestTopic], version: int) -> Steps[Entries]:
-    """Divide the entries of a request into refused entries and entries on which the coordinator decides."""
+    """Divide the entries of a request into refused entries and entries that the coordinator is asked to commit."""
     entries = Entries()
     for topic in topics:
         yield from entries.add(topic, image, version)

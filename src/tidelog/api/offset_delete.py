@@ -28,8 +28,8 @@ def handle(
     partitions.
 
     In the response, topics with partitions that do not exist come first. Within each topic, these partitions come
-    first. The rest has the order of the request. A partition that is named several times is answered several times.
-    If the whole request gets an error, the response contains no topics.
+    first. Apart from this, topics and partitions have the order of the request. A partition that is named several
+    times is answered several times. If the whole request gets an error, the response contains no topics.
     """
     unknown: dict[str, OffsetDeleteResponseTopic] = {}
     existing: list[tuple[str, OffsetDeleteResponseTopic]] = []

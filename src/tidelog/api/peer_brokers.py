@@ -27,7 +27,7 @@ logger = logging.getLogger("tidelog.connection")
 
 
 class PeerBroker(NamedTuple):
-    """The broker at the other end of a connection. It has proved its identity."""
+    """The identity of the broker at the other end of a connection."""
 
     broker_id: int
     incarnation: str
@@ -79,7 +79,8 @@ class PeerBrokers:
 
     def process(self, peer: "Peer", data: bytes) -> bytes:
         """Process one message of an identification, and return the response's data. Raises ApiError."""
-        # Every message ends the identity that the peer had before. A challenge can be answered only once.
+        # Every message removes the identity that the peer had before. It also removes the claim, because the peer can
+        # answer a challenge only once.
         claim, peer.claim, peer.broker = peer.claim, None, None
         try:
             message = decode_message(data)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
         - Steps: long processing in steps, which returns an outcome.
         - A coroutine: waits for a change of the metadata or for a thread, and returns an outcome.
 
-    A Pending that the handler itself returns is completed with T. A Pending that steps or a coroutine return is
-    completed with any outcome.
+    A Pending is completed with T. If steps have run before the Pending was returned, it may also be completed with any
+    other outcome.
     """
 
 R = TypeVar("R")

@@ -3,10 +3,10 @@
 ApiVersions advertises v0-13, since librdkafka silently stops compressing if v0 is missing (KAFKA-18659).
 
 Usually, only the header and the CRC of a batch are checked, and the records are appended unchanged. Records are decoded
-only if the topic requires this (`record.validation=full`, compacted topics), or if the header's timestamps do not
-suffice (see `log/validation.py`). They are compressed again only if `compression.type` names another codec. The first
-batch of a transaction in a partition waits until the transaction's coordinator has confirmed it
-(`api/produce_transactional.py`).
+only if the topic requires this (`record.validation=full`, compacted topics), or if the timestamps in the header cannot
+be trusted (see `log/validation.py`). They are compressed again only if `compression.type` names another codec. The
+first batch of a transaction in a partition waits until the transaction coordinator has confirmed that the partition
+belongs to the transaction (`api/produce_transactional.py`).
 """
 
 from functools import partial
@@ -88,7 +88,7 @@ def handle(
     deferred_appends: list[_DeferredAppend] = []
     failed_answer: PartitionProduceResponse | None = None
     topics: list[TopicProduceResponse] = []
-    partitions.appending = True  # no fetch is answered before `wake_fetches`: each gets all records of the request
+    partitions.appending = True  # fetches are answered after `wake_fetches`, with all records of this produce request
     try:
         for topic in topic_data:
             answers = []
@@ -292,7 +292,7 @@ def _append(
 
 
 def mark_of(acks: int) -> Mark:
-    """Return the mark of the partition that must reach the end of a batch before the batch is acknowledged."""
+    """Return which mark must reach the end of a batch before the batch is acknowledged."""
     return Mark.COMMITTED if acks == -1 else Mark.LOCAL
 
 
@@ -305,7 +305,7 @@ class _DeferredAppend:
         self.partition = partition
         self.answer = answer
         self.is_appended = False
-        # None if the connection was closed, because another batch of the request failed and the request has acks=0.
+        # Remains None if the request has acks=0 and another batch of it failed: then the connection is closed.
         self.acknowledgement: _Acknowledgement | None = None
 
     def complete(self, outcome: "Appended | ApiError") -> None:
@@ -322,7 +322,7 @@ def acknowledgement(
     listener: str | None = None,
 ) -> Pending[Any]:
     """Return the pending response. It is completed when all batches are appended and acknowledged. `listener` is the
-    listener of the client (see `Peer`), or None if the response does not name leaders.
+    broker's listener to which the client is connected (see `Peer`), or None if the response does not name leaders.
     """
     return _Acknowledgement(services, unacknowledged, deferred_appends, request, response, listener).pending
 
@@ -402,9 +402,9 @@ class _Acknowledgement:
     def _time_out(self) -> None:
         for ticket, answer in self.unsettled.items():
             if isinstance(ticket, _DeferredAppend) and not ticket.is_appended:
-                message = "not appended within the request's timeout.ms; it may still be appended later"
+                message = "the batch was not appended within the request's timeout.ms; it may still be appended later"
             else:
-                message = "appended, but not known to be durable within the request's timeout.ms"
+                message = "the batch was appended, but was not known to be durable within the request's timeout.ms"
             set_error(answer, None, RequestTimedOut(message))
         self.unsettled.clear()
         self._complete()
@@ -422,7 +422,7 @@ class _Acknowledgement:
 
 def set_error(answer: PartitionProduceResponse, partition: "Partition | None", error: ApiError) -> None:
     """Write `error` into `answer`. With `partition`, also write the details that Kafka returns for an existing
-    partition, and log a batch that is too large.
+    partition, and log a warning if the batch is too large.
     """
     answer.error_code = error.code
     answer.error_message = error.message[:ERROR_MESSAGE_MAX] or None

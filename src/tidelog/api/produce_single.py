@@ -1,9 +1,10 @@
 """A fast path for Produce requests with one batch for one partition, which most clients send.
 
-Such requests of one client for the same partition differ only in the correlation id and the batch. The bytes between
-these two form the prefix. Decoding the prefix and encoding the response take more time than the rest of a small
-request. Therefore each prefix is decoded only once, and the response of a success is encoded only once. Both are
-stored as a template. If a batch is invalid or cannot be appended directly, `produce.handle` handles its request.
+Such requests of one client for the same partition differ only in the correlation id, the length of the batch, and the
+batch. The bytes between the correlation id and the length form the prefix. Decoding the prefix and encoding the
+response take more time than the rest of a small request. Therefore each prefix is decoded only once, and the response
+to a successful request is encoded only once. Both are stored as a template. If a batch is invalid or cannot be appended
+directly, `produce.handle` handles its request.
 """
 
 from struct import Struct
@@ -124,8 +125,8 @@ class ProduceTemplates:
         """Handle a request of `peer` whose prefix ends at `prefix_end`. Returns the encoded response, or a pending
         response if the batch is not acknowledged yet.
 
-        If there is no template for the prefix, or if `produce.handle` must handle the request, this does nothing and
-        returns None.
+        If there is no template for the prefix, or if `produce.handle` must handle the request, this method appends
+        nothing and returns None.
         """
         template = self._templates.get(bytes(frame[PREFIX_POSITION:prefix_end]))
         if template is None:
@@ -150,7 +151,7 @@ class ProduceTemplates:
         except NotInline:
             return None
         except ApiError as error:
-            # `produce.handle` must not handle the request again, since offsets were written into the batch.
+            # `produce.handle` must not handle the request, because offsets may have been written into the batch.
             answer = PartitionProduceResponse(template.index)
             set_error(answer, partition, error)
             return template.response(answer).encode(self._version)

@@ -24,8 +24,8 @@ TEMPORARY_ERRORS = (
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.NOT_COORDINATOR,
 )
-"""Temporary errors of the coordinator. As in Kafka, producers get NOT_ENOUGH_REPLICAS instead, because after this error
-all producers send the batch again."""
+"""Temporary errors of the coordinator. As in Kafka, producers get NOT_ENOUGH_REPLICAS instead, because all producers
+send the batch again after NOT_ENOUGH_REPLICAS."""
 
 
 def verify_first(
@@ -40,7 +40,7 @@ def verify_first(
     """Return False if the batch may be appended now. Otherwise return True: the batch is appended when the
     coordinator has confirmed that the partition belongs to the transaction, and `done` is called with the result.
 
-    Raises the ApiError of a batch that must be refused at once.
+    Raises ApiError if the batch must be refused at once.
     """
     version = context.api_version
     adds = version >= V2_SINCE
@@ -64,7 +64,7 @@ def verify_first(
 
 
 def _for_producer(error: ApiError, version: int) -> ApiError:
-    """Return the error that a producer of this version knows."""
+    """Return the error for a producer that uses version `version` of Produce."""
     code = error.code
     if code in TEMPORARY_ERRORS or (code is ErrorCode.CONCURRENT_TRANSACTIONS and version < V2_SINCE):
         return NotEnoughReplicas(f"the transaction could not be verified: {error.message or code.name}")

@@ -33,10 +33,10 @@ def _with_effects(module: str, min_version: int, max_version: int, advertised_mi
 
 
 def _read_only(module: str, min_version: int, max_version: int) -> ApiEntry:
-    """Return the row of an API whose requests may be abandoned when the client disconnects, since they change nothing.
+    """Return the row of an API whose requests may be abandoned when the client disconnects.
 
-    Metadata and FindCoordinator are exceptions, since they may create topics. If such a request is abandoned, the
-    creation is still completed.
+    Requests of most of these APIs change nothing. Requests of Metadata and FindCoordinator may create topics: if such
+    a request is abandoned, a creation that has begun is still completed.
     """
     return ApiEntry(module, min_version, max_version, min_version, False)
 
@@ -178,9 +178,9 @@ class Route:
 
 
 routes: dict[int, Route] = {}
-"""The routes that have been used, by API key << 16 | version."""
+"""The routes that have been used. The key of a route is `api_key << 16 | version`."""
 _broker_routes: dict[int, Route] = {}
-"""The routes of BETWEEN_BROKERS that have been used, with the same keys as `routes`."""
+"""The routes of BETWEEN_BROKERS that have been used. Their keys have the same form as in `routes`."""
 
 
 def find_route(api_key: int, version: int) -> Route:

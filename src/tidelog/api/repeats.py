@@ -12,8 +12,8 @@ K = TypeVar("K", bound=Hashable)
 
 REPEATED_BYTES_MAX = 16 << 20
 """Upper bound on the bytes of repeated entries in one response. The description of a large group takes megabytes in a
-response, but its name takes only a few bytes in a request. So a request that names one group a thousand times would
-exhaust the memory. Kafka has no such limit. Common clients never repeat a name."""
+response, but its name takes only a few bytes in a request. So without this bound, a request that names one group a
+thousand times would exhaust the memory. Kafka has no such limit. Common clients never repeat a name."""
 REPEATS_REFUSED = f"the repeated entries of the request take more than {REPEATED_BYTES_MAX >> 20} MiB in the response"
 
 

@@ -1,4 +1,4 @@
-"""Put the results of a request's partitions into the order of the request."""
+"""Group the results of a request's partitions by topic, in the order of the request."""
 
 from collections.abc import Callable, Iterable, Sized
 from typing import Any, Protocol, TypeVar
@@ -19,7 +19,8 @@ P = TypeVar("P")
 def in_request_order(
     topics: Iterable[T], results: Iterable[R], make: Callable[[R], P]
 ) -> Steps[list[tuple[T, list[P]]]]:
-    """Return each topic of a request with the list of the results of its partitions. `make` converts each result.
+    """Return a pair for each topic of a request: the topic, and the results of its partitions. `make` converts each
+    result.
 
     `results` has one result for each partition that the request names, in the order of the request. A request may
     name a partition more than once.
@@ -29,7 +30,7 @@ def in_request_order(
     for topic in topics:
         parts: list[P] = []
         partitions: Any = topic.partitions
-        # `zip` stops at the end of `partitions`, before it takes another result. So the next topic gets that result.
+        # At the end of `partitions`, `zip` stops without taking a result. So the next topic gets the next result.
         for _, result in zip(partitions, remaining_results, strict=False):
             parts.append(make(result))
             yield

@@ -98,7 +98,7 @@ class Services:
 
 
 class Peer:
-    """The client of one connection."""
+    """The other end of one connection: a client, or another broker."""
 
     __slots__ = ("broker", "claim", "client_host", "listener", "local_host", "local_port", "name")
 
@@ -135,7 +135,7 @@ class RequestContext:
 
     @property
     def requester(self) -> "Requester | None":
-        """The client whose quota counts the partitions that this request creates or deletes; None without a quota."""
+        """The client's identity, for its quota of created and deleted partitions; None if the client has no quota."""
         return None if self.meter is None else self.meter.requester
 
     def throttle(self, throttle_ms: int) -> None:

@@ -28,8 +28,8 @@ def partitions_of(
     partitions: "Partitions",
     description_class: type[P],
 ) -> Steps[list[P]]:
-    """Return one object of `description_class` for each of the partitions `indexes`. Both classes get the error codes
-    that Metadata uses.
+    """Return one object of `description_class` for each of the partitions `indexes`. DescribeTopicPartitions uses the
+    same error codes as Metadata.
     """
     descriptions = []
     for index in indexes:

@@ -88,7 +88,7 @@ async def _verify(
     """
     try:
         index = services.groups.host.partition_index(commit.group_id)
-        # Only the group's coordinator may ask. If this broker is not the coordinator, this call raises the error.
+        # Only the group's coordinator may ask. On any other broker, the next call raises NotCoordinator.
         services.groups.host.coordinator(commit.group_id)
         partition = services.partitions.get(CONSUMER_OFFSETS, index)
         verification = Verification(partition, commit.producer_id, commit.producer_epoch)

@@ -1,8 +1,7 @@
-"""UpdateFeatures (key 57), v0-2 (KIP-584). v1: types of upgrade, `validate_only`; v2: one error for all features.
+"""UpdateFeatures (key 57), v0-2 (KIP-584). v1: `upgrade_type`, `validate_only`; v2: one error for all features.
 
 The broker's version and settings determine the level of group.version, so a request cannot change this level. The
-controller of a cluster finalizes the levels of the other features. As in Kafka, a request for the current level
-succeeds.
+controller finalizes the levels of the other features. As in Kafka, a request for the current level succeeds.
 """
 
 from collections.abc import Coroutine
@@ -31,8 +30,8 @@ NO_ERROR_MESSAGE = "NONE"
 def handle(
     services: Services, context: RequestContext, request: UpdateFeaturesRequest
 ) -> Steps[UpdateFeaturesResponse | Coroutine[Any, Any, UpdateFeaturesResponse]]:
-    """Change all requested levels, or none of them if one change is refused. If a feature is named more than once, its
-    last level is used, and each entry gets the same result.
+    """Change all requested levels, or none of them if one change is refused. If several entries of the
+    request name the same feature, the last of these entries is used, and each of them gets the same result.
     """
     all_features = features(services)
     finalized = cluster_features(services)

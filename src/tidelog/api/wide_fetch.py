@@ -23,16 +23,16 @@ R = TypeVar("R")
 
 ITEMS_PER_STEP = 16
 COLD_LANE: Final = "wide-cold-reads"
-"""Name of the lane (see `Tasks.run_blocking`) for the cold reads of all wide fetches. So only one wide fetch at a time
-reads from the disk, and other calls find a free thread."""
+"""Name of the lane (see `Tasks.run_blocking`) for the cold reads of all wide fetches. A lane has one thread. So these
+reads run one fetch at a time, and do not use the threads that calls without a lane share."""
 COLD_READS_MAX = 1000
-"""When a response has this many cold reads, no more are prepared, since each cold read takes memory. Further cold
+"""When a fetch has prepared this many cold reads, it prepares no more, since each of them takes memory. Further cold
 partitions are read on the event loop, which waits for the disk during such a read."""
 
 
 class WideFetch(Fetch):
-    """A fetch in steps. Other requests may append between two steps. If the request allows a wait, a partition that
-    changes after it was read is read again.
+    """A fetch in steps. Between two steps, other requests may append records. If the client allows this fetch to wait,
+    a partition that changes after it was read is read again.
     """
 
     __slots__ = ("_by_partition", "_is_first_reading", "_is_rereading")
@@ -60,8 +60,8 @@ class WideFetch(Fetch):
         return self._free_at_end(self._read_all())
 
     def _free_at_end(self, steps: Steps[R]) -> Steps[R]:
-        """Run `steps`. Afterwards free all results in steps, unless `steps` have returned a Pending or a coroutine,
-        which still needs the results.
+        """Run `steps`, then free the results of the reads, also in steps. If `steps` return a Pending or a coroutine,
+        free nothing, since this answer still needs the results.
         """
 
         def run_and_free() -> Steps[R]:
@@ -187,7 +187,7 @@ class WideFetch(Fetch):
         self._services.turns.begin(steps(), lambda _, error: None)
 
     def _read_again(self) -> Steps[FetchResponse]:
-        """Read the partitions with data again, since earlier results may be stale, and build the response."""
+        """Repeat the reads that found data, since their results may be stale, and build the response."""
         items_with_data, self._slices = self._slices, {}
         self.found_bytes = self._readable_bytes = 0
         for items in _chunks(items_with_data):

@@ -37,7 +37,7 @@ broker create that number of directories."""
 LOG_FILE_KINDS = (*SEGMENT_FILE_KINDS, Kind.PRODUCERS, Kind.EPOCHS, Kind.PARTITION, Kind.METADATA_SNAPSHOT)
 """A directory that contains a file of one of these kinds belongs to a partition."""
 NAMES_SHOWN_MAX = 3
-"""Upper bound on the names that the error about a foreign directory lists."""
+"""Upper bound on the number of names in the error about a foreign directory."""
 IGNORED_SUFFIXES = ("-delete", "-stray", "-future")
 """Suffixes of directories that are ignored: deleted partitions, stray partitions, and unfinished copies."""
 KEEP_FOREVER = {"retention.ms": "-1"}
@@ -61,7 +61,7 @@ class FoundPartition(NamedTuple):
     """One partition of Kafka, as its directory describes it."""
 
     topic_id: TopicId
-    """NO_TOPIC_ID if the directory has no id, as before Kafka 2.8."""
+    """NO_TOPIC_ID if the directory contains no topic id: versions before Kafka 2.8 did not store it."""
     last_leader_epoch: int
     """-1 if the partition has no leader epoch."""
 
@@ -71,7 +71,7 @@ class FoundPartitions(NamedTuple):
 
     partitions: Mapping[TopicPartition, FoundPartition]
     checkpointed: Sequence[TopicPartition]
-    """Partitions that the checkpoint files name."""
+    """Partitions whose names are in the checkpoint files."""
     ignored_directories: Sequence[str]
 
 
@@ -80,7 +80,7 @@ class Adoption(NamedTuple):
 
     records: list[JournalRecord]
     notices: list[str]
-    """Lines for the broker's log, which writes the word "adopted" before each of them."""
+    """Lines for the broker's log. The broker writes the word "adopted" before each of them."""
 
 
 def refuse_foreign(disk: Disk, directories: Sequence[str]) -> None:
@@ -125,8 +125,8 @@ def read_identity(disk: Disk, directory: str) -> Identity:
 
 
 def read_identities(disk: Disk, directories: Sequence[str]) -> Identity:
-    """Read the common identity of several data directories. Blocks. Raises OSError, and AdoptionError, also if the
-    directories belong to different clusters or nodes.
+    """Read the common identity of several data directories. Blocks. Raises OSError. Raises AdoptionError if a
+    `meta.properties` cannot be parsed, or if the directories belong to different clusters or nodes.
     """
     cluster_ids: dict[str, str] = {}
     """Cluster id -> the first directory that has this id."""

@@ -42,7 +42,7 @@ class ClusterRegistration:
 
     @property
     def ended_run(self) -> str | None:
-        """The incarnation of the broker's last run, if this run has certainly ended, otherwise None."""
+        """The incarnation of the broker's last run if that last run has certainly ended; otherwise None."""
         return self._last_run.incarnation if self._last_run.has_ended else None
 
     async def register(
@@ -54,7 +54,7 @@ class ClusterRegistration:
         was_stopped_cleanly: bool,
         logs_are_open: bool,
     ) -> None:
-        """Register the broker, write this run into the file `broker.run` of each data directory, and create the
+        """Register the broker, write the current run into the file `broker.run` of each data directory, and create the
         `SyncedMark` of the partitions.
         """
         run_blocking, disk = self._runtime.tasks.run_blocking, self._runtime.disk
@@ -69,8 +69,8 @@ class ClusterRegistration:
         )
         assert metadata.lifecycle is not None
         # The mark in `broker.run` says that all acknowledged records are synced. If this is true now, it remains true
-        # until logs are opened, so this run may begin with the mark. With another default of `durability` than fsync,
-        # opening the logs would withdraw the mark at once, so the run begins without it.
+        # until logs are opened, so this run may begin with the mark. But if the default of `durability` is not fsync,
+        # this run begins without the mark, because the mark would usually be withdrawn when the logs are opened.
         keeps_mark = is_synced and not logs_are_open and self._config.get("durability") == "fsync"
         run = LastRun(registration.incarnation, metadata.lifecycle.broker_epoch, self._boot_id, keeps_mark)
         await run_blocking(write_last_run, disk, self._paths, run)

@@ -1,17 +1,17 @@
 """The server's side of one client connection: split the received bytes into requests, call their handlers, and send
-the responses in the order of the requests. A frame is one encoded request, which follows a length of four bytes.
+the responses in the order of the requests. A frame is one encoded request. A length field of four bytes precedes it.
 
 Requests of one connection are handled one after another, as in Kafka. Only produce requests may be handled while
 earlier produce requests wait for their acknowledgement. Views into a request (record batches) are valid only until the
 handler returns or first awaits. Then the buffer is reused. A request of more than `WIDE_REQUEST_BYTES` (a produce
-request: `WIDE_PRODUCE_BYTES`) is processed in steps, and its buffer is not reused before the last step.
+request: `WIDE_PRODUCE_BYTES`) is processed in steps, and its buffer is not reused until the last step has ended.
 
 A client that has shut its sending side gets a response to every complete request, in order. After the last response,
 the connection is closed. TCP does not distinguish such a client from a client that has closed its socket. In both cases
 the connection remains open until the last response was sent, or until a reset arrives.
 
 When the connection is broken, requests that were received completely and change state (`Route.has_effects`) are still
-handled to their end, in order. Only responses and reads are dropped.
+handled to their end, in order. Only responses, and requests that change no state, are dropped.
 """
 
 import logging
@@ -47,7 +47,7 @@ _FLEXIBLE_RESPONSE = Struct(">iix")  # size, correlation id, no tagged fields
 HEADER_BYTES = 10
 """Size of the shortest request header: API key, version, correlation id, length of the client id."""
 OTHER_REQUEST_BYTES_MAX = 16 << 20
-"""Upper bound on the size of a request that is not a produce request. No common client sends longer requests. Produce
+"""Upper bound on the size of a request that is not a produce request. No common client exceeds this bound. Produce
 requests contain records, so only `socket.request.max.bytes` bounds them."""
 PIPELINED_MAX = 1000
 """Upper bound on the waiting (unacknowledged) produce requests of one connection. At the limit, reading pauses."""
@@ -101,10 +101,10 @@ class ServerConnection:
         self.is_disconnected = False
         self._last_active = 0.0  # monotonic time at which the client last sent or read bytes, or was answered
         self._last_backlog_bytes = 0
-        self._frame: bytearray | None = None  # an incomplete frame, including its four bytes of length
+        self._frame: bytearray | None = None  # the buffer of an incomplete frame, with its length field
         self._filled = 0
         self._held_buffer: bytearray | None = None  # the buffer of the request that is processed in steps
-        self._stash: memoryview | None = None  # complete and incomplete frames that wait, in a separate buffer
+        self._stash: memoryview | None = None  # complete and incomplete frames that wait; never in the shared buffer
         self._paused = False
         self._resuming = False  # `_resume` is scheduled for a later turn of the loop
         self._draining = False  # no further request is started
@@ -137,7 +137,7 @@ class ServerConnection:
             return self._listener.buffer
         if self._filled < len(frame):
             return memoryview(frame)[self._filled :]
-        # The buffer of a long frame grows with its bytes (see `received`): the next bytes arrive in the shared buffer.
+        # The buffer of this long frame is full. The next bytes arrive in the shared buffer; `received` appends them.
         return self._listener.buffer[: 4 + _SIZE.unpack_from(frame)[0] - len(frame)]
 
     def received(self, count: int) -> None:
@@ -169,7 +169,9 @@ class ServerConnection:
             self._disconnect()
 
     def close(self, reason: str) -> None:
-        """Close the connection of a client that has violated the protocol or a limit. Later bytes are not processed."""
+        """Close the connection immediately, for example because the client has violated the protocol or a limit. Later
+        bytes are not processed.
+        """
         if not self.open:
             return
         logger.info("connection closed peer=%s reason=%s", self.peer.name, reason)
@@ -199,7 +201,7 @@ class ServerConnection:
         self._end_if_done()
 
     def _finish_if_answered(self) -> None:
-        """Close the connection if no further request can arrive and every response was sent."""
+        """Close the connection if no further request will be handled and every response was sent."""
         if not self._waiting and (self._draining or (self._input_ended and self._stash is None)):
             self._draining = self._halted = True
             self._stream.finish()
@@ -225,7 +227,7 @@ class ServerConnection:
         return now_s - self._last_active
 
     def drain(self) -> None:
-        """Start no further requests. Close the connection when all responses were sent and read."""
+        """Start no further requests. Close the connection when all responses were sent."""
         if self.open and not self._draining:
             self._draining = self._halted = True
             self._pause()
@@ -294,16 +296,16 @@ class ServerConnection:
             self._listener.pipelining.count_handled(handled)
 
     def _begin_frame(self, part: memoryview, size: int) -> None:
-        """Collect a frame of `size` bytes that begins with `part`. `size` is 4 while the length itself is
-        incomplete.
+        """Collect a frame that begins with `part`. `size` is the size of the whole frame with its length field, or 4
+        while the length field itself is incomplete.
         """
         if self.is_disconnected or self._input_ended:  # the rest of the frame will not arrive
             return
-        # The buffer of a longer frame grows as its bytes arrive, so a large length field alone takes no memory.
+        # The buffer of a long frame grows as the bytes arrive, so a large number in the length field takes no memory.
         first_bytes = min(size, max(self._listener.frame_step_bytes, len(part) + 1))
         if not self._reserve(first_bytes):
             return
-        # A buffer that grows is never shared with views: a bytearray with views cannot be resized.
+        # A bytearray with views cannot grow. A reused buffer may still have views, so a buffer that must grow is new.
         frame = self._listener.frame_buffer(size) if first_bytes == size else bytearray(first_bytes)
         frame[: len(part)] = part
         self._frame = frame
@@ -329,7 +331,9 @@ class ServerConnection:
             self._release()
 
     def _reserve(self, size: int) -> bool:
-        """Count `size` bytes of unhandled requests. Returns False if the connection had to be closed."""
+        """Tell the listener that the unhandled requests use `size` bytes of memory. Returns False if the connection had
+        to be closed.
+        """
         return self._listener.reserve(self, size if self._held_buffer is None else size + len(self._held_buffer))
 
     def _release(self) -> None:
@@ -544,8 +548,8 @@ class ServerConnection:
     # Responses
 
     def slot_answered(self, slot: Slot) -> None:
-        """If `slot` is the first slot, send its response and the completed responses of the following slots. Afterwards
-        continue with waiting frames.
+        """Do nothing if an earlier request is not answered yet. Otherwise send the response of `slot` and the responses
+        of the answered slots directly after it. Then continue with waiting frames.
         """
         waiting = self._waiting
         if not waiting or waiting[0] is not slot or not self.open:

@@ -33,8 +33,8 @@ class BrokerLeases:
         self._runtime = runtime
 
     async def prepare(self) -> None:
-        """Load the modules that `end` needs, by a first use of the store. To load them takes longer than `end` itself.
-        If `end` had to load them, no partition of a dead broker would have a leader in this time.
+        """Load the modules that `end` needs, by a first use of the store. Loading them takes longer than `end` itself.
+        If `end` had to load them, the partitions that a dead broker led would have no leader during this time.
         """
         await self.controller()
 
@@ -53,9 +53,9 @@ class BrokerLeases:
     async def end(self, node_id: int, directories: Sequence[str]) -> None:
         """End the leases of the broker's last run in these data directories. The process of this run must have ended.
 
-        The leases of all other processes remain, even of a broker with the same node id. This is certain because the
-        field `holder` of a lease contains the id of the run or of the data directory, and each acquisition increments
-        the lease's epoch.
+        The leases of all other processes remain, even if such a process is a broker with the same node id. This is
+        certain because the field `holder` of a lease contains the id of the run or of the data directory, and each
+        acquisition increments the lease's epoch.
         """
         store = self._open()
         try:

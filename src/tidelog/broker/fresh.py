@@ -22,8 +22,8 @@ class FreshDirectories(NamedTuple):
 
 
 def find_fresh_directories(disk: "Disk", paths: Sequence[str]) -> FreshDirectories | None:
-    """Return the directories, or None if one of them is not empty or cannot be read. In this case, a failed start
-    removes no files. Blocks.
+    """Return the directories, or None if one of them is not empty or cannot be read. If the result is None, a failed
+    start removes no files. Blocks.
     """
     try:
         return _inspect(disk, paths)

@@ -1,9 +1,10 @@
 """A file in each data directory of a cluster's broker. It names the broker's last run in this directory.
 
 When the next run has locked the directory, the named run has certainly ended. So the next run does not have to wait
-until the lease of the named run ends. This conclusion is valid only for the same directory on the same machine
-without a reboot: a copy of the directory may still be in use on another machine. The file also tells the controller
-whether the directory may lack records that were acknowledged by the broker's last registered run (KIP-966).
+until the lease of the named run ends. The next run concludes this only if the directory's path and the machine's boot
+id have not changed. Otherwise the directory may be a copy, and its original may still be in use. The file also tells
+the controller whether the directory may lack records that were acknowledged by the broker's last registered run
+(KIP-966).
 
 The file also has the mark of `replication/synced_mark.py`: whether every acknowledged record of the run is synced.
 """
@@ -25,10 +26,10 @@ LAST_RUN: Final = "broker.run"
 
 class LastRun(NamedTuple):
     incarnation: str = ""
-    """Identifies the run; "" if the run is unknown, or if different runs have used the directories."""
+    """Identifies the run; "" if the run is unknown, or if the directories have different last runs."""
     broker_epoch: int = -1
-    """The epoch with which the run was registered; -1 if it is unknown. The lowest one if different runs have used the
-    directories."""
+    """The epoch with which the run was registered; -1 if it is unknown. If the directories have different last runs,
+    this is the lowest of their epochs."""
     boot_id: str = ""
     """The machine's boot id during the run."""
     is_synced: bool = False

@@ -22,7 +22,7 @@ FRAME_STEP_BYTES = 2 << 20
 """The buffer of a frame up to this size is allocated immediately; the buffer of a larger frame grows as bytes
 arrive."""
 SPARE_FRAMES = 4
-"""Upper bound on the buffers of handled frames that are stored for reuse."""
+"""Upper bound on the number of buffers that are stored for reuse after their frames have been handled."""
 IDLE_SWEEP_S = 10.0
 """Time in seconds between two checks for idle connections."""
 UNLIMITED = 2**31 - 1
@@ -43,12 +43,12 @@ class Listener:
     ) -> None:
         """`sockets` are bound to their address and do not listen yet. `name` is the listener's name in the settings.
 
-        `accepts_brokers` says that the other brokers of the cluster connect to this listener.
+        `accepts_brokers` says whether the other brokers of the cluster connect to this listener.
         """
         config = services.config
         self.buffer = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
-        """Receive buffer that all connections share. Received bytes are handled or copied before the loop's next
-        turn."""
+        """Receive buffer that all connections share. Before the loop's next turn, received bytes are handled or copied,
+        or `hold` replaces the buffer."""
         self.frame_step_bytes = FRAME_STEP_BYTES
         self.request_bytes_max: int = config.socket_request_max_bytes
         self.pipelining = Pipelining(services.runtime.tasks)
@@ -126,8 +126,8 @@ class Listener:
     # Called by connections
 
     def broker_route(self, api_key: int, version: int) -> "Route | None":
-        """Return the route of an API that only brokers use, or None if there is no such API, or if the brokers
-        connect to another listener.
+        """Return the route of an API that only brokers use. Return None if there is no such API or version, or if
+        the brokers connect to another listener.
         """
         return find_broker_route(api_key, version) if self._accepts_brokers else None
 
@@ -157,13 +157,13 @@ class Listener:
             )
 
     def client_disconnected(self, connection: ServerConnection) -> None:
-        """Note that the connection's client has disconnected."""
+        """Called when the connection's client has disconnected."""
         self._connections.pop(connection, None)
         self._ending[connection] = None
         self._bounds.client_disconnected(connection)
 
     def ended(self, connection: ServerConnection) -> None:
-        """Note that all requests of a disconnected client have ended."""
+        """Called when all requests of a disconnected client have ended."""
         self._ending.pop(connection, None)
         self._bounds.ended(connection)
         if not self._connections and not self._ending:
@@ -177,8 +177,8 @@ class Listener:
         return bytearray(size)
 
     def hold(self, buffer: bytearray) -> None:
-        """Note that a request in `buffer` is still in use. If `buffer` is the shared buffer, replace the shared
-        buffer.
+        """Called when a request in `buffer` remains in use. If `buffer` is the shared buffer, replace the shared buffer
+        by a new one.
         """
         if self.buffer.obj is buffer:
             self.buffer = memoryview(bytearray(RECEIVE_BUFFER_BYTES))

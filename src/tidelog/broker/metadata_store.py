@@ -1,8 +1,9 @@
 """Create the metadata store that a broker uses (`metadata.store`), and check that the broker's data directories
 belong to this store.
 
-A broker whose store is not the file in its data directory writes a mark into each of its directories. Without the mark,
-a later start without the setting would create an empty store, and would lose every topic.
+If the store is not the file metadata.sqlite in a data directory, the broker writes a mark into each of its data
+directories. Without the mark, a later start without the setting metadata.store would create an empty store, and would
+lose every topic.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 def make_store(address: "StoreAddress", path: str, runtime: "Runtime", *, node_id: int = 0) -> "Store":
     """Return the store at `address`. If `address` is SQLite without a path, the store is the file `path`.
 
-    With etcd, brokers with different node ids use different servers first.
+    With etcd, the broker's `node_id` decides which server the store uses first.
     """
     if address.kind == "zookeeper":
         from tidelog.metadata.zookeeper import ZooKeeperStore
@@ -35,7 +36,7 @@ def make_store(address: "StoreAddress", path: str, runtime: "Runtime", *, node_i
 
 
 def is_elsewhere(address: "StoreAddress", paths: Sequence[str]) -> bool:
-    """Return whether the store is not the file in the data directories `paths`."""
+    """Return whether the store is something other than the store file in one of the data directories `paths`."""
     return address.kind != "sqlite" or address.path not in ("", *(f"{path}/{METADATA_STORE}" for path in paths))
 
 
@@ -56,19 +57,21 @@ def check_directories(disk: "Disk", address: "StoreAddress", paths: Sequence[str
     for path in paths:
         if elsewhere and disk.exists(f"{path}/{METADATA_STORE}"):
             raise UnusableDirectories(
-                f"the metadata of {path} is in its {METADATA_STORE}, and metadata.store={address}: remove the setting, "
-                "or choose an empty or a new directory (--data)"
+                f"the metadata of {path} is in its file {METADATA_STORE}, but metadata.store is set to {address}: "
+                "remove the setting, or choose an empty or a new directory (--data)"
             )
     return bool(marks)
 
 
 def refuse_empty_store(disk: "Disk", address: "StoreAddress", path: str) -> None:
-    """Raise UnusableDirectories. Called if the directory has a mark, but no metadata was found in the store: the store
-    has lost the metadata, or it is another store. A SQLite file that exists is not refused. Blocks.
+    """Raise UnusableDirectories, unless the store is a SQLite file that exists. Blocks.
+
+    Called if the directory has a mark, but no metadata was found in the store: the store has lost its metadata, or it
+    is not the store to which the directory belongs.
     """
     if address.kind == "sqlite" and disk.exists(address.path):
-        # Perhaps the file has metadata that was not read: after a crash, SQLite must write to the file before it can
-        # read it, but these checks change no file. The start reads the file later.
+        # The file may have metadata that was not read yet: after a crash, SQLite must write to the file before SQLite
+        # can read the file, but the checks before the start change no file. The start reads the file later.
         return
     raise UnusableDirectories(
         f"{address} has no metadata, but {path} has data: correct metadata.store, or restore the store from a backup"

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Tasks
 
 REQUESTS_PER_TURN = 64
-"""Upper bound on the requests of one connection that are handled in one turn. About the same number is also the upper
-bound on the waiting requests of all connections together that are handled in one turn."""
+"""Maximum number of requests that one connection handles in one turn. All connections together also handle at most
+about this number of waiting requests in one turn."""
 DIRECT_PER_TURN = 256
 """Number of requests of all connections together that are handled directly when they arrive, in one turn. When this
-number is used up, each connection may still handle SHARE_MIN requests. With this value, 50 producers with five
-outstanding requests each need only one turn."""
+number is used up, each connection may still handle SHARE_MIN requests. The number is so large that 50 producers with
+five outstanding requests each need only one turn."""
 COMBINE_REQUESTS = 16
 """If the bytes that a connection has received are enough for this many frames of the first frame's size, the responses
 are sent in one call."""
@@ -66,7 +66,7 @@ class Pipelining:
         self._is_turn_scheduled = False
         self._direct_left = DIRECT_PER_TURN
         self._update_share()
-        # Each connection may handle enough requests to send their responses in one call.
+        # Each connection may handle COMBINE_REQUESTS requests or more, so that one call can send many responses.
         requests_max = max(COMBINE_REQUESTS, REQUESTS_PER_TURN // max(1, len(queue)))
         try:
             for _ in range(len(queue)):  # a connection with further requests is added again

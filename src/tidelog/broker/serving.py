@@ -28,7 +28,8 @@ def handle_in_steps(
     position: int,
     is_wanted: Callable[[], bool],
 ) -> "Steps[Any]":
-    """Decode the request, and call its handler. `position` is the end of the header without its tagged fields.
+    """Decode the request, and call its handler. `position` is where the header's tagged fields
+    begin; if the version has no tagged fields, it is the end of the header.
 
     If the outcome is a response, or steps that return a response, the response is encoded, and `Encoded` is
     returned. If the response is not needed any more (`is_wanted` returns False), None is returned. Any other outcome
@@ -46,7 +47,7 @@ def handle_in_steps(
         answer = route.handle_wide(services, context, request)
         del request
         steps = finish_in_steps(services.turns, route, answer, is_wanted, context.meter)
-        del answer  # now only `steps` refers to the response, so that it can be freed in steps
+        del answer  # now only `steps` refers to the response, so that the response can be freed in steps
         return (yield from steps)
     finally:
         services.turns.free_in_steps(parts)

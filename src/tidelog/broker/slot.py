@@ -53,7 +53,7 @@ class Slot:
         self.is_handled = False
         """Whether all effects of the request are complete, and only the response is missing."""
         self.in_steps = meter is not None
-        """Whether the response is encoded in steps, since it may be large or its encoding counts for a quota."""
+        """Whether the response is encoded in steps, since it may be large or its encoding is measured for a quota."""
 
     def process(self, outcome: Any) -> None:
         """Process the outcome of the handler, or of its steps or coroutine, until there is a response."""

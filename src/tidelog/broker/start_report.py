@@ -1,4 +1,6 @@
-"""Log the results of a broker's start. After a crash, operators read these lines first."""
+"""Log the result of a broker's start and the settings without effect. After a crash, operators read these lines
+first.
+"""
 
 import logging
 from typing import TYPE_CHECKING
@@ -21,7 +23,7 @@ def directory_state(directories: "DataDirectories", *, is_new: bool) -> str:
 
 
 def log_start(config: "BrokerConfig", cluster_id: str, state: str, partitions: "Partitions", seconds: float) -> None:
-    """Log the results of the start in one line. `state` is the result of `directory_state`."""
+    """Log the result of the start in one line. `state` is the result of `directory_state`."""
     reports = [partition.log.recovery for partition in partitions]
     logger.info(
         "started cluster=%s node=%d directory=%s partitions=%d offline=%d scanned_bytes=%d truncated_bytes=%d "

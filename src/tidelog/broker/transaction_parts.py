@@ -47,8 +47,8 @@ class TransactionParts:
         incarnation: str | None,
         services: "Callable[[], Services]",
     ) -> None:
-        """`connections` lead to other brokers; None if no other broker can use the metadata store. `services` is called
-        only when markers are written, since the services do not exist yet.
+        """`connections` lead to other brokers; None if no other broker can use the metadata store. The services do not
+        exist yet when this object is created, so `services` is called only when markers are written.
         """
         self._runtime = runtime
         self._config = config

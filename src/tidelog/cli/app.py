@@ -1,5 +1,5 @@
-"""The table of commands, and the function that runs a command. It imports the command's module, and converts an error
-of the command into one line on stderr and an exit code.
+"""The table of commands, and the function that runs a command. The function imports the command's module, and converts
+an error of the command into one line on stderr and an exit code.
 """
 
 import errno
@@ -49,7 +49,7 @@ COMMANDS = {
     "consume": CommandEntry("tidelog.cli.consume", "Topics and records", "Print the records of a topic."),
     "group": CommandEntry("tidelog.cli.group", "Topics and records", "Show consumer groups and their lag."),
     "transaction": CommandEntry(
-        "tidelog.cli.transaction", "Topics and records", "Show transactions; find and abort those that hang."
+        "tidelog.cli.transaction", "Topics and records", "Show and abort transactions; find those that hang."
     ),
     "quota": CommandEntry("tidelog.cli.quota", "Topics and records", "Show and change client quotas."),
     "pipeline": CommandEntry(
@@ -57,7 +57,7 @@ COMMANDS = {
     ),
     "bench": CommandEntry("tidelog.cli.bench", "Measuring", "Measure throughput and latency."),
     "demo": CommandEntry("tidelog.demo.command", "Measuring", "Run a demonstration on real data."),
-    "completion": CommandEntry("tidelog.cli.completion", "Shell", "Make a shell complete commands and options."),
+    "completion": CommandEntry("tidelog.cli.completion", "Shell", "Print a script for tab completion in a shell."),
 }
 
 
@@ -171,8 +171,8 @@ def execute(arguments: Sequence[str]) -> int:
 def check_utf8(arguments: Sequence[str]) -> None:
     """Raise UsageError for an argument that is not UTF-8, because librdkafka's client crashes on it.
 
-    Paths of log files, names of groups and transactional ids may contain any bytes, because the commands that use them
-    do not use librdkafka.
+    The commands `log dump`, `log verify`, `group` and `transaction` do not use librdkafka, so their arguments (paths,
+    names of groups, transactional ids) may contain any bytes.
     """
     if tuple(arguments[:2]) in (("log", "dump"), ("log", "verify")) or arguments[0:1] in (["group"], ["transaction"]):
         return

@@ -77,7 +77,7 @@ def produce(
     """Measure how fast records are written.
 
     The clock stops when the last record is acknowledged. All records have
-    the same value of random bytes, so --compression works unusually well.
+    the same value, so --compression works unusually well.
 
     Examples:
 

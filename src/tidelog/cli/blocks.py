@@ -29,7 +29,7 @@ class BlockLine(NamedTuple):
 
 
 def block_lines(table: Table, width: int) -> list[BlockLine]:
-    """Return the lines of all rows. A line is wider than `width` only if it has a single long word."""
+    """Return the lines of all rows. Only a line with a long word may be wider than `width`."""
     lines: list[BlockLine] = []
     names_before: list[str] = []
     for row, style in zip_longest(table.rows, table.row_styles, fillvalue=""):
@@ -50,8 +50,8 @@ def row_lines(
 ) -> list[BlockLine]:
     """Return the lines of one row, without its names.
 
-    Empty cells are omitted. With `with_empty`, empty cells of the columns that a table always shows are included. Such
-    a column has a negative `spare`.
+    An empty cell is omitted, unless `with_empty` is true and its column has a negative `spare`: a table always shows
+    such a column.
     """
     titled_texts = [
         (column.title, name_text(cell))

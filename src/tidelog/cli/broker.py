@@ -127,7 +127,9 @@ def set_settings(
 def nothing_to_show(number: int, all_brokers: bool, keys: list[str]) -> str:
     """Return the line that is printed if the table is empty."""
     if all_brokers:
-        return f"{comma_separated(keys)}: not set for all brokers." if keys else "No setting was set for all brokers."
+        if keys:
+            return f"{comma_separated(keys)}: no value was set for all brokers together."
+        return "No setting was set for all brokers together."
     return (
         f"{comma_separated(keys)}: not set." if keys else f"All settings of broker {number} have their default values."
     )

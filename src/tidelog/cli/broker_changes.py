@@ -1,5 +1,5 @@
-"""`tidelog broker config set` and `unset`: make the changes, report settings that had no value to remove, and say
-what to do if the broker refuses a change.
+"""`tidelog broker config set` and `unset`: make the changes, and report settings that were not set before `unset`. If
+the broker refuses a change, the error says what to do.
 """
 
 import sys
@@ -18,8 +18,8 @@ ONLY_PER_BROKER = "cluster level"
 
 
 class ChangeTarget:
-    """The target of the changes: one broker, or all brokers together. It also contains the broker to which the
-    requests are sent.
+    """The target of the changes: one broker, or all brokers together. `number` and `address` are those of the
+    broker to which the requests are sent.
     """
 
     def __init__(self, client: Client, broker: int | None) -> None:
@@ -36,7 +36,7 @@ class ChangeTarget:
 
 
 def change(changes: dict[str, str | None], broker: int | None, check: bool, bootstrap: str) -> None:
-    """Set the settings that have a value, and unset those with None.
+    """Set each setting in `changes` to its new value; None means to unset it. With `check`, only check the changes.
 
     `broker` None means all brokers. If the broker refuses one change, no change is made, and CommandError is raised.
     """
@@ -60,8 +60,8 @@ def change(changes: dict[str, str | None], broker: int | None, check: bool, boot
 
 
 def explain_unset(target: ChangeTarget, keys: list[str]) -> dict[str, str]:
-    """Return the settings of `keys` that are not set for the target, each with a text that says where its value comes
-    from.
+    """Return the settings of `keys` that are not set for the target itself, each with a text that says where its value
+    comes from instead.
 
     The text is in brackets. It is empty if the setting has its default value. Raises CommandError for a name that
     neither the broker nor Tidelog knows.
@@ -92,7 +92,7 @@ def explain_unset(target: ChangeTarget, keys: list[str]) -> dict[str, str]:
 
 
 def origin_reasons(setting: BrokerSetting) -> list[str]:
-    """Return a phrase that says where the value comes from; an empty list if the setting has its default value."""
+    """Return a list with a phrase that says where the value comes from; empty if the setting has its default value."""
     if setting.replaced_by is not None:
         return [
             f"{setting.replaced_by.name} is used instead: its value {setting.replaced_by.value} is from"
@@ -112,8 +112,8 @@ def values_per_broker(target: ChangeTarget, keys: Iterable[str]) -> dict[str, li
 
 
 def alter(target: ChangeTarget, changes: dict[str, str | None], *, only_check: bool) -> None:
-    """Make the changes. If the broker refuses them, raises CommandError with the broker's message, and with advice if
-    the message does not say what to do.
+    """Make or only check the changes. If the broker refuses them, raises CommandError with the broker's message,
+    and with advice if the message does not say what to do.
     """
     try:
         broker_settings.alter(target.client, target.address, target.resource, changes, only_check=only_check)
@@ -137,7 +137,7 @@ def remedy(target: ChangeTarget, changes: dict[str, str | None], refusal: str) -
 
 
 def warn_of_broker_values(target: ChangeTarget, keys: Iterable[str]) -> None:
-    """Report brokers whose own values override the values that were just set for all brokers."""
+    """After a change of the settings `keys` for all brokers, report brokers that still use their own values."""
     for key, values in values_per_broker(target, keys).items():
         for number, value in values:
             print(f"Broker {number} still uses its own value of {key}, {value}.", file=sys.stderr)

@@ -28,8 +28,8 @@ from tidelog.wire.messages.incremental_alter_configs import (
 RESOURCE_BROKER = 4
 """Type of a broker resource in DescribeConfigs and IncrementalAlterConfigs."""
 SOURCE_START, SOURCE_DEFAULT = 4, 5
-"""Sources of a value in DescribeConfigs (KIP-226). START means that the value was set when the broker started, DEFAULT
-that it is the default."""
+"""Sources of a value in DescribeConfigs (KIP-226). START means that the value was set when the broker started. DEFAULT
+means that the value is the default."""
 SET, DELETE = 0, 1
 """Operations of IncrementalAlterConfigs."""
 ALL_BROKERS = ""
@@ -51,7 +51,7 @@ class RefusedError(CommandError):
 
 
 class Layer(NamedTuple):
-    """A value of a setting, and the place where the value was set. The broker uses the first layer of a list."""
+    """A value of a setting, and the place where the value was set. Lists begin with the highest precedence."""
 
     name: str
     value: str | None
@@ -95,14 +95,14 @@ class BrokerSetting(NamedTuple):
 
     @property
     def is_from_start(self) -> bool:
-        """Whether the broker was started with this value. The origin is then START or the place that the broker names,
-        so all other origins are excluded.
+        """Whether the broker was started with this value. The origin of such a value can be any text (see
+        `start_place`), so all other origins are excluded instead.
         """
         return self.origin not in (origin(1), origin(2), origin(3), origin(SOURCE_DEFAULT))
 
 
 def address_of(client: Client, broker: int | None) -> tuple[int, Address]:
-    """Return the number and the address of a broker. None means the only broker of the cluster.
+    """Return the number and the address of `broker`, or of the only broker of the cluster if `broker` is None.
 
     Raises CommandError if there is no broker with this number, or if `broker` is None and there are several brokers.
     """
@@ -246,7 +246,7 @@ def hint(name: str) -> str:
 def alter(
     client: Client, address: Address, resource: str, changes: dict[str, str | None], *, only_check: bool = False
 ) -> None:
-    """Set the settings that have a value, and unset those with None.
+    """Change settings. `changes` maps each name to the new value, or to None if the setting is to be unset.
 
     If the broker refuses one of the changes, no change is made, and RefusedError is raised.
     """

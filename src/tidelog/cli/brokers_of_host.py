@@ -36,7 +36,7 @@ class BrokerPlan(NamedTuple):
 
 
 def plan_brokers(config: BrokerConfig, count: int) -> list[BrokerPlan]:
-    """Return the brokers 1 to `count`. `config` has the settings that all of them share. Raises ConfigError."""
+    """Return the plans of the brokers 1 to `count`. `config` has the user's settings. Raises ConfigError."""
     for name in ("node.id", "broker.id"):
         if name in config.origins:
             origin = config.origins[name]
@@ -108,7 +108,8 @@ def check_ports(plans: Sequence[BrokerPlan]) -> None:
 
 
 def check_directory(path: str) -> list[int]:
-    """Return the numbers of the brokers whose data is in the cluster's directory; none if it is empty or missing.
+    """Return the numbers of the brokers whose data is in the cluster's directory `path`. If the directory is empty or
+    missing, the list is empty.
 
     Raises ConfigError if the directory belongs to one broker, has only other content, or cannot be read.
     """

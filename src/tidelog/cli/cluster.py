@@ -107,7 +107,7 @@ def describe(client: "Client", names: Sequence[str], *, skip_missing: bool = Fal
 
 
 def describe_each(client: "Client", names: Sequence[str], *, skip_missing: bool = False) -> DescribedTopics:
-    """Return the topics like `describe`, but return the errors in `failures` instead of raising the first one.
+    """Return the topics as `describe` does, but return the errors in `failures` instead of raising the first one.
 
     Raises UsageError for an empty name.
     """
@@ -165,7 +165,7 @@ def topic_id_text(topic_id: bytes) -> str:
 
 
 def code_error(code: int, message: str | None, topic: str) -> CommandError:
-    """Convert the error code and the message that a broker's response has for a topic into an error of one line."""
+    """Return an error of one line, made from the error code and message that a broker's response has for a topic."""
     from tidelog.client.error_codes import error_name
     from tidelog.wire.errors import error_for
 
@@ -228,8 +228,8 @@ def set_partitions(client: "Client", topic: str, count: int) -> None:
 
 
 def ask_controller(client: "Client", request: "Message", response_class: type[M]) -> M:
-    """Send the request to the broker that the cluster reports as its controller, or to any broker if it reports no
-    controller.
+    """Send the request to the broker that the cluster reports as its controller. If the cluster reports no controller,
+    send it to any broker.
 
     In a cluster with separate controllers, the reported broker forwards the request to the controller.
     """
@@ -294,7 +294,7 @@ def offsets_or_raise(
 ) -> dict[TopicAndPartition, int]:
     """Return the offsets from a result of `list_offsets`. Raises its first failure, if there is one.
 
-    It is for callers that need the offsets of all partitions, for example to plan a reset of a group's offsets.
+    This function is for callers that need the offsets of all partitions, for example to reset the offsets of a group.
     """
     listed, failures = result
     for failure in failures.values():

@@ -32,7 +32,7 @@ Replicas = Annotated[
 ]
 Undo = Annotated[
     str,
-    typer.Option("--undo", metavar="FILE", show_default=False, help="File for the plan that reverses the moves."),
+    typer.Option("--undo", metavar="FILE", show_default=False, help="File that gets the plan to reverse the moves."),
 ]
 
 
@@ -54,7 +54,7 @@ def cluster() -> None:
 @app.command()
 def status(
     all_partitions: Annotated[
-        bool, typer.Option("--all", help="List all partitions with trouble, even harmless ones.")
+        bool, typer.Option("--all", help="List all partitions with trouble, even if the trouble is harmless.")
     ] = False,
     json: AsJson = False,
     bootstrap: Bootstrap = LOCALHOST,
@@ -74,8 +74,8 @@ def status(
     replicas.
 
     The exit code is 0 if all brokers are active and all replicas are in
-    sync, 3 if not or if a topic cannot be described, and 1 if no broker
-    answers.
+    sync. It is 3 if this is not so, or if a topic cannot be described. It is
+    1 if no broker answers.
 
     Examples:
 
@@ -123,7 +123,7 @@ def elect(
     topics: Topics = None,
     unclean: Annotated[
         bool,
-        typer.Option("--unclean", help="Elect leaders that may lack records; such records are lost."),
+        typer.Option("--unclean", help="Elect leaders even if they lack records; these records are lost."),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     json: AsJson = False,
@@ -233,11 +233,11 @@ def reassign(
 ) -> int:
     """Move replicas to other brokers, or change their number.
 
-    Without --execute, the command shows the plan and changes nothing. A plan
-    moves as little as possible: replicas leave brokers that are not named,
-    and brokers get about equal numbers of replicas and leaders. Each
-    partition is on as many racks as possible. While replicas move, clients
-    read and write as usual.
+    Without --execute, the command shows the plan and changes nothing. After
+    a plan with --brokers, all replicas are on the named brokers, which have
+    about equal numbers of replicas and leaders. A plan moves as few replicas
+    as possible. Each partition is on as many racks as possible. While
+    replicas move, clients read and write as usual.
 
     Without options, the command lists the moves that are not finished.
     --json prints a plan in the format of Kafka's kafka-reassign-partitions;
@@ -319,11 +319,12 @@ def unregister(
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
 ) -> None:
-    """Remove a broker that was emptied and stopped from the cluster.
+    """Remove from the cluster a broker that was emptied and stopped.
 
-    Until then, the cluster expects the broker to return, and `cluster status`
-    shows it as fenced. A broker that runs or has replicas is refused: drain
-    it first, then stop it. A broker that starts again is registered again.
+    Until the broker is removed, the cluster expects it to return, and
+    `cluster status` shows it as fenced. A broker that runs or has replicas
+    is refused: drain it first, then stop it. A broker that starts again is
+    registered again.
 
     Examples:
 
@@ -344,7 +345,7 @@ def upgrade(
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
 ) -> int:
-    """Show the levels of the cluster's features; finalize the newest ones.
+    """Show the levels of the features, or finalize the newest levels.
 
     A new version of Tidelog may store metadata that older versions cannot
     read. It stores such metadata only after the new level is finalized.

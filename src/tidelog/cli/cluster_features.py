@@ -1,4 +1,4 @@
-"""`tidelog cluster upgrade`: show the levels of the cluster's features, and finalize the newest ones (KIP-584)."""
+"""`tidelog cluster upgrade`: show the levels of the cluster's features, and finalize the newest levels (KIP-584)."""
 
 from typing import TYPE_CHECKING, NamedTuple
 

@@ -1,7 +1,4 @@
-"""What a cluster still lacks that was grown from one broker, or from fewer brokers.
-
-`tidelog cluster status` warns of it.
-"""
+"""Warnings of `tidelog cluster status`: what still has to be done after brokers were added to a cluster."""
 
 from typing import TYPE_CHECKING
 
@@ -20,7 +17,7 @@ FACTORS = {
     "__consumer_offsets": ("offsets.topic.replication.factor", "groups"),
     "__transaction_state": ("transaction.state.log.replication.factor", "transactions"),
 }
-"""For each internal topic, the setting with its number of replicas, and who needs the topic."""
+"""For each internal topic: the setting for the topic's number of replicas, and what cannot work without the topic."""
 
 
 def with_warnings(client: "Client", state: ClusterState) -> ClusterState:
@@ -41,8 +38,9 @@ def with_warnings(client: "Client", state: ClusterState) -> ClusterState:
 def growth_warnings(client: "Client", state: ClusterState) -> list[str]:
     """Return a warning for each step of growth that is not done; empty while fewer than two brokers are active.
 
-    The steps are the level of the metadata, without which no other broker becomes the leader when a broker fails, and
-    the replicas of the internal topics. Raises CommandError and ClientError if the brokers refuse to answer.
+    There are two steps. The first raises the level of the metadata: at level 0, no other broker becomes the leader
+    when a broker fails. The second adds replicas to the internal topics. Raises CommandError and ClientError if the
+    brokers refuse to answer.
     """
     active_count = len(state.brokers) - len(state.fenced)
     if active_count < 2:
@@ -65,8 +63,8 @@ def growth_warnings(client: "Client", state: ClusterState) -> list[str]:
             setting, users = FACTORS[topic]
             remedy = f"tidelog cluster reassign --topics {topic} --replicas {possible} --execute"
             warnings.append(
-                f"{topic} has {counted(fewest[topic], 'replica')}, and {setting} asks for {possible}: if its brokers "
-                f"fail, {users} cannot work. Add replicas: {remedy}"
+                f"{topic} has {counted(fewest[topic], 'replica')}, but could have {possible} ({setting}): if its "
+                f"brokers fail, {users} cannot work. Add replicas: {remedy}"
             )
     return warnings
 

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from tidelog.client.blocking import Client
 
 POLL_S = 0.5
-"""Time in seconds between two requests of --watch for the unfinished moves."""
+"""Time in seconds between two requests for the unfinished moves, or for the replicas after the moves have ended."""
 
 READS_MAX = 10
-"""Upper bound on the requests for the replicas after moves have ended."""
+"""Upper bound on the number of requests for the replicas after the moves have ended."""
 
 Partition = tuple[str, int]
 
@@ -143,7 +143,8 @@ def show_or_execute(client: "Client", moves: Sequence[PlannedMove], execution: E
 def without_new_replicas(client: "Client", moves: Sequence[PlannedMove]) -> dict[Partition, CommandError]:
     """Return the errors of the moves that have ended although the partitions do not have the new replicas.
 
-    A broker that has not followed the end of the moves yet still reports the former replicas, so it is asked again.
+    A broker still reports the former replicas until it has applied the end of the moves to its metadata. Therefore the
+    replicas are requested several times.
     """
     for _ in range(READS_MAX):
         replicas = {(part.topic, part.partition): part.replicas for part in read_partitions(client)}
@@ -256,8 +257,8 @@ def wait_for(client: "Client", partitions: set[Partition], *, quiet: bool) -> No
 
 
 def cancel_moves(client: "Client", topics: Sequence[str], json: bool) -> int:
-    """Cancel the unfinished moves, and remove the limit of --throttle: it would also limit replicas that fetch missing
-    records later. The replicas remain on their former brokers. Return the exit code.
+    """Cancel the unfinished moves. The replicas remain on their former brokers. Also remove the limit of --throttle,
+    because this limit would later slow down replicas that have to catch up. Return the exit code.
     """
     moves = select_moves(read_moves(client), topics)
     failures = alter_reassignments(client, dict.fromkeys(moves)) if moves else {}
@@ -277,8 +278,8 @@ def cancel_moves(client: "Client", topics: Sequence[str], json: bool) -> int:
 
 
 def remove_throttle(client: "Client", topics: Sequence[str], *, quiet: bool = False) -> None:
-    """Remove the limit of --throttle from all active brokers and from these topics. If `topics` is empty, it is removed
-    from all topics.
+    """Remove the limit of --throttle from all active brokers and from these topics. If `topics` is empty, the limit is
+    removed from all topics.
     """
     _, _, brokers = read_brokers(client)
     names = topics or list(dict.fromkeys(part.topic for part in read_partitions(client)))
@@ -323,7 +324,7 @@ def drain(client: "Client", broker: int, execution: Execution, *, only_leaders: 
         return show_or_execute(client, plan_drain(partitions, broker, others, racks_of(registered)), execution)
     moves = lead_elsewhere(partitions, broker)
     code = show_or_execute(client, moves, execution)
-    # A new order of the replicas does not change the leader. An election then makes the first replica the leader.
+    # A new order of the replicas does not change the leader. The election below makes the first replica the leader.
     led_partitions = {
         (part.topic, part.partition) for part in partitions if part.leader == broker and len(part.replicas) > 1
     } | {(move.topic, move.partition) for move in moves}

@@ -1,7 +1,7 @@
 """The state of a cluster as its brokers report it: brokers, partitions with their replicas, and unfinished moves.
 
-The requests work with Tidelog and with Apache Kafka. Older brokers do not support some of them. Then the state has
-fewer details.
+The requests work with Tidelog and with Apache Kafka. If the brokers are too old for some of the requests, the state
+has fewer details.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -77,7 +77,7 @@ class PartitionReplicas(NamedTuple):
 
     @property
     def out_of_sync(self) -> list[int]:
-        """The replicas that are not in sync. Replicas that a move is adding are not counted."""
+        """The replicas that are not in sync. Replicas that a move is adding are left out."""
         adding = self.move.adding if self.move is not None else ()
         return [replica for replica in self.replicas if replica not in self.isr and replica not in adding]
 
@@ -97,12 +97,12 @@ class ClusterState(NamedTuple):
     brokers: list[ClusterBroker]
     partitions: list[PartitionReplicas]
     problems: list[str] = []  # noqa: RUF012 - never changed
-    """Topics that the brokers refuse to describe, so that they are not in `partitions`, and other details that cannot
-    be read; each with the reason."""
+    """A text for each topic that the brokers refuse to describe, and for each detail that cannot be read, with the
+    reason. `partitions` does not contain these topics."""
     unread_topics: int = 0
     """The number of topics that are not in `partitions`."""
     warnings: list[str] = []  # noqa: RUF012 - never changed
-    """What the cluster lacks since it was grown from fewer brokers (cluster_growth.py), and the commands for it."""
+    """If the cluster was grown from fewer brokers: what it still lacks, with commands to run (cluster_growth.py)."""
 
     @property
     def fenced(self) -> list[int]:
@@ -152,8 +152,8 @@ def _describe_cluster(client: "Client") -> "DescribeClusterResponse":
 def _quorum_leader(client: "Client") -> int:
     """Return the controller's number; UNKNOWN if the brokers do not report it.
 
-    Only DescribeQuorum names the real controller. In DescribeCluster, a broker of Kafka names any broker as the
-    controller. A broker of Tidelog names itself there, because it forwards requests to the controller.
+    Only DescribeQuorum names the real controller. In DescribeCluster, a broker of Kafka names an arbitrary broker.
+    A broker of Tidelog names itself there, because it forwards requests to the controller.
     """
     from tidelog.client.errors import ClientError
     from tidelog.metadata.image import CLUSTER_METADATA
@@ -178,8 +178,9 @@ def read_partitions(
 ) -> list[PartitionReplicas]:
     """Return the partitions of these topics, or of all topics, with their moves and `min.insync.replicas`.
 
-    With `problems`, topics and details that the brokers refuse to report are left out, and the reasons are appended to
-    `problems`. Otherwise raises CommandError, also for a topic that does not exist.
+    If `problems` is a list, topics and details that the brokers refuse to report are left out, and the reasons are
+    appended to the list. If `problems` is None, raises CommandError instead. A topic in `topics` that does not exist is
+    treated like a topic that the brokers refuse to report.
     """
     partitions, failures = _describe_partitions(client, topics)
     if problems is None:
@@ -193,10 +194,9 @@ def read_partitions(
 def _with_details(
     client: "Client", partitions: list[PartitionReplicas], problems: list[str] | None = None
 ) -> list[PartitionReplicas]:
-    """Return the partitions with their moves and `min.insync.replicas`. If the brokers refuse to report one of these,
-    it is left out, and the reason is appended to `problems`.
-
-    Without `problems`, raises CommandError and ClientError instead.
+    """Return the partitions with their moves and `min.insync.replicas`. If the brokers refuse to report the moves, the
+    partitions have none. If they refuse to report `min.insync.replicas`, it is taken to be 1. The reasons are appended
+    to `problems`. If `problems` is None, raises CommandError, ClientError or ApiError instead.
     """
     from tidelog.client.errors import ClientError
     from tidelog.wire.errors import ApiError
@@ -297,8 +297,8 @@ def _from_metadata(client: "Client", topics: Sequence[str]) -> tuple[list[Partit
 def _has_failed(
     client: "Client", name: str, code: int, wanted: Sequence[str], failures: dict[str, CommandError]
 ) -> bool:
-    """Return whether the answer for a topic is an error, and add it to `failures`. `wanted` is empty if all topics were
-    asked for.
+    """Return whether the answer for a topic is an error, and add the error to `failures`. If `wanted` is empty, all
+    topics were requested: then the error that a topic does not exist is not added.
     """
     from tidelog.cli.cluster import no_such_topic, topic_names
     from tidelog.wire.errors import ErrorCode

@@ -20,9 +20,9 @@ from tidelog.cli.tables import (
 )
 
 DEGRADED = 3
-"""Exit code of `tidelog cluster status` if a broker is fenced or not registered, if a partition has no leader, is under
-its min ISR or has replicas that are not in sync, or if the state of a topic's partitions is not known, because
-the topic cannot be described."""
+"""Exit code of `tidelog cluster status` in these cases: a broker is fenced or was not reported; a partition has no
+leader, is under its min ISR, or has replicas that are not in sync; a topic cannot be described, so the state of its
+partitions is not known."""
 BAR_CELLS = 12
 SHOWN_PARTITIONS = 20
 """Upper bound on the partitions that are listed without --all."""

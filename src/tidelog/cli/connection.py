@@ -153,7 +153,8 @@ class Outage:
     """Reports once that no broker can be reached, because librdkafka retries silently, for minutes or forever.
 
     An object of this class is the `error_cb` of a librdkafka client. The callback only sets a flag, and `report` prints
-    the message later. If the callback printed it, a Ctrl-C would be raised inside librdkafka's call.
+    the message later. If the callback printed the message, a Ctrl-C during the printing would raise KeyboardInterrupt
+    inside librdkafka's call.
     """
 
     def __init__(self) -> None:
@@ -347,7 +348,7 @@ def kafka_error(raised: "KafkaException | KafkaError", subject: str = "", *, top
         case KafkaError.TOPIC_EXCEPTION:
             return CommandError(about + invalid_topic_text(topic))
         case KafkaError._UNKNOWN_PARTITION:
-            return CommandError(f"{about}no such partition (tidelog topic describe shows them)")
+            return CommandError(f"{about}no such partition (tidelog topic describe shows all)")
         case KafkaError.MSG_SIZE_TOO_LARGE:
             return CommandError(about + TOO_LARGE)
         case KafkaError._AUTHENTICATION | KafkaError.SASL_AUTHENTICATION_FAILED:

@@ -223,9 +223,9 @@ def assign(reader: TopicReader, start: Start, wanted: Sequence[int]) -> None:
             raise CommandError(f"topic {name} has no partition {index}: its partitions are 0 to {count - 1}")
     parts = [part for part in topic.partitions if not wanted or part.partition in wanted]
     wanted_topics = [topic._replace(partitions=parts)]
-    all_ends = {}
+    uncommitted_ends = {}
     if reader.until_end and reader.committed_only:
-        all_ends = reader.end_offsets(part.partition for part in parts if part.leader >= 0)
+        uncommitted_ends = reader.end_offsets(part.partition for part in parts if part.leader >= 0)
     known = cluster.offsets(reader.client, wanted_topics, committed=reader.committed_only)
     offsets = {index: ends for (_, index), ends in known.offsets.items()}
     failures = [failure for place, failure in known.failures.items() if not wanted or place[1] in wanted]
@@ -237,11 +237,14 @@ def assign(reader: TopicReader, start: Start, wanted: Sequence[int]) -> None:
     reader.report_offline(leaderless)
     reader.failures += [str(failure) for failure in failures]
     print_notes(reader.failures)
-    reader.record_open_transactions(all_ends, {index: ends.latest for index, ends in offsets.items()})
+    reader.record_open_transactions(uncommitted_ends, {index: ends.latest for index, ends in offsets.items()})
     positions = start_offsets(reader.client, name, start, offsets)
     latest = max((ends.latest for ends in offsets.values()), default=0)
     if start.offset is not None and start.offset > latest:
-        print(f"Topic {name} ends at offset {latest}; reading starts there.", file=sys.stderr)
+        print(
+            f"Topic {name} ends before offset {start.offset}; reading starts at the end of each partition.",
+            file=sys.stderr,
+        )
     elif start == Start(False, None, None):
         reader.hint += " (-B also prints existing records.)"
     if reader.until_end:

@@ -1,4 +1,4 @@
-"""Escape characters and bytes that must not be printed as they are, and decode such escapes."""
+"""Write escapes for characters and bytes that must not be printed as they are, and decode these escapes."""
 
 import re
 import sys

@@ -12,7 +12,7 @@ PROMPT = re.compile(r"^( *)(\$ (?:.*\\\n)*.*)$", re.MULTILINE)
 """A command line with its continuation lines."""
 BREAK = re.compile(r" *\\\n *")
 WORD = re.compile(r"""(?:"[^"]*"|'[^']*'|[^\s"'])+""")
-"""One word of a shell's command line, which may contain quoted blanks."""
+"""One word of a shell's command line. A word may contain quoted blanks."""
 
 
 def fit_examples(command: Any) -> None:

@@ -87,7 +87,7 @@ def list_all(
 ) -> None:
     """List the groups.
 
-    A lag of - means that it is unknown, for example because nothing has been
+    A - means that the lag is unknown, for example because nothing has been
     committed yet. 12+ means at least 12: partitions that have records but no
     commit, offline partitions, and partitions of deleted topics are not
     included. A Note says what is not known about a group.
@@ -167,8 +167,8 @@ def describe(
     """Show a group's state, its members and the partitions of each member.
 
     A ? means that a member's partitions are not known. Either its assignment
-    cannot be decoded (a Note says why), or the group uses another protocol,
-    for example that of Kafka Connect.
+    cannot be decoded (a Note says why), or the group's protocol type is not
+    consumer, as in Kafka Connect.
 
     Examples:
 
@@ -232,7 +232,8 @@ def lag(
 
     Lag is the number of records that the group has not read yet. Behind is
     the age of the oldest of these records, by the first timestamp of its
-    batch (in a pipe: in seconds). A group without members also has a lag.
+    batch. In a pipe, this age is printed in seconds. A group without members
+    also has a lag.
 
     --watch also shows how fast the group reads and how long it needs to
     catch up, and continues when no broker answers for a while. With --watch

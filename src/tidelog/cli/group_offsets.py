@@ -56,7 +56,9 @@ Topics = Annotated[
 Execute = Annotated[bool, typer.Option("--execute", help="Make the changes; without this, only show them.")]
 Escaped = Annotated[
     bool,
-    typer.Option("--escaped", help=r"Names are as tables show them: \n, \x00, \xff; a backslash is written twice."),
+    typer.Option(
+        "--escaped", help=r"You write names as tables show them: \n, \x00, \xff; a backslash is written twice."
+    ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 TARGETS = "--to-earliest, --to-latest, --to-datetime, --to-offset, --shift-by or --from-file"
@@ -70,14 +72,16 @@ def reset_offsets(
     to_datetime: Annotated[
         str | None,
         typer.Option(
-            "--to-datetime", metavar="TIME", help='Set to the first record since "1 hour ago", 2026-03-01T12:00 ...'
+            "--to-datetime",
+            metavar="TIME",
+            help='Set to the first record since TIME, e.g. "1 hour ago" or 2026-03-01T12:00.',
         ),
     ] = None,
     to_offset: Annotated[
         int | None, typer.Option("--to-offset", metavar="OFFSET", min=0, help="Set to this offset in each partition.")
     ] = None,
     shift_by: Annotated[
-        int | None, typer.Option("--shift-by", metavar="N", help="Shift N offsets forward; -N: back.")
+        int | None, typer.Option("--shift-by", metavar="N", help="Move each offset forward by N; with -N: back.")
     ] = None,
     from_file: Annotated[
         str | None,
@@ -166,8 +170,8 @@ def copy_offsets(
     """Copy the committed offsets of a group to another group.
 
     Shows the changes; with --execute, also makes them. FROM may have active
-    members. TO must have no members; it is created if it does not exist. Its
-    offsets in other partitions are not changed.
+    members. TO must have no members; it is created if it does not exist. In
+    partitions that are not copied, the offsets of TO do not change.
 
     Examples:
 
@@ -320,8 +324,8 @@ class ResetTarget:
         logs: Mapping[TopicAndPartition, Offsets],
         file_offsets: Mapping[TopicAndPartition, int] | None,
     ) -> Mapping[TopicAndPartition, int]:
-        """Return the new offset of each partition. An offset may be outside the log. The result for a file may also
-        contain other partitions.
+        """Return the new offset of each partition. An offset may be outside the log. With --from-file, the result may
+        also contain partitions that are not in `partitions`.
 
         Raises CommandError if --shift-by is used and a partition has no committed offset.
         """
@@ -503,7 +507,7 @@ def apply_plan(
 def commit(client: "Client", group: str, changes: Iterable[OffsetChange]) -> None:
     """Commit the new offsets.
 
-    Raises CommandError for the first partition that fails. Offsets of other partitions may be committed.
+    Raises CommandError for the first partition that fails. Offsets of other partitions may have been committed.
     """
     from tidelog.model.ids import TopicPartition
 
@@ -516,8 +520,8 @@ def commit(client: "Client", group: str, changes: Iterable[OffsetChange]) -> Non
 
 
 def confirm(question: str, yes: bool, verb: str = "delete") -> None:
-    """Ask the user, unless `yes`. For "no", say that nothing was changed, and raise typer.Exit. Raises UsageError if
-    stdin is not a terminal.
+    """Ask the user, unless `yes` is true. If the user answers "no", print that nothing was changed, and raise
+    typer.Exit. Raises UsageError if the user must be asked, but stdin is not a terminal.
     """
     if yes:
         return

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tidelog.model.ids import TopicPartition
 
 MEMBERS_SHOWN = 5
-"""Upper bound on the members that a line of text lists."""
+"""Upper bound on the number of members that one line of text names."""
 DESCRIBABLE_TYPES = ("", "classic", "consumer")
 """Types of groups whose members can be requested. "" is used if the broker's version does not report types."""
 
@@ -129,13 +129,13 @@ def group_error(failure: "Failure", name: str) -> CommandError:
 def foreign_protocol_type(protocol_type: str) -> str:
     """Return the protocol type if it is not "consumer", else "".
 
-    Members of groups with other protocol types, such as `connect`, are not assigned partitions.
+    Groups with other protocol types, such as `connect`, do not assign partitions to their members.
     """
     return "" if protocol_type in ("", "consumer") else protocol_type
 
 
 def group_problem(group: "Group") -> str:
-    """Return a short text about the unknown properties of the group's members; empty if everything is known."""
+    """Return a short text that says why assignments of the group's members are not known; empty if all are known."""
     if protocol_type := foreign_protocol_type(group.protocol_type):
         return f"protocol type {protocol_type}"
     undecoded = sum(bool(member.problem) for member in group.members)
@@ -143,7 +143,7 @@ def group_problem(group: "Group") -> str:
 
 
 def member_problems(group: "Group") -> list[str]:
-    """Return a line for each member of a consumer group whose assignment cannot be decoded."""
+    """Return a line for each member whose assignment cannot be decoded; no lines for a foreign protocol type."""
     if foreign_protocol_type(group.protocol_type):
         return []
     return [

@@ -1,4 +1,4 @@
-"""While librdkafka runs, only record the signals that should end the program, and raise no exceptions for them.
+"""Record the signals that should end the program, instead of raising an exception at once.
 
 A KeyboardInterrupt that is raised in a callback of librdkafka is lost or printed as a traceback. SIGTERM (from a
 service manager) and SIGHUP (from a closed terminal) are recorded, too, so that a consumer can leave its group.

@@ -40,7 +40,8 @@ class Lag(NamedTuple):
     start: int = 0
     """The log's first offset. Records that were deleted before the group read them are not lag."""
     behind_ms: int | None = None
-    """Age of the oldest record that is not committed; 0 if every record is committed, None if the age is unknown."""
+    """Age of the oldest record that the group has not committed; 0 if there is no such record, None if the age is
+    unknown."""
 
     @property
     def group_partition(self) -> GroupPartition:
@@ -110,9 +111,10 @@ def all_lags(
 
 
 class Ages:
-    """Measures the age of the oldest uncommitted record in each partition, by the first timestamp of its batch.
+    """Measures the age of the oldest record that a group has not committed in a partition. The age is computed from the
+    first timestamp of the record's batch.
 
-    A timestamp is fetched once and cached until the committed offset changes.
+    The timestamp is fetched once and cached until another record is the oldest one.
     """
 
     def __init__(self, client: "Client") -> None:
@@ -139,7 +141,7 @@ class Ages:
                         try:
                             timestamps[oldest] = batch_timestamp_ms(self._client, *oldest)
                         except ClientError:
-                            # Fetch no more: other brokers may not answer either, and each fetch waits for its timeout.
+                            # Fetch no more: if other brokers do not answer either, each fetch lasts until its timeout.
                             fetches = FETCHES_MAX
                 timestamp_ms = timestamps.get(oldest)
                 behind_ms = None if timestamp_ms is None else max(now_ms - timestamp_ms, 0)
@@ -205,7 +207,7 @@ class Total(NamedTuple):
     """Sum of the known lags, in records; None if there are no partitions, or if no lag is known and `unknown` is not
     0."""
     unknown: int
-    """Number of partitions whose lag is unknown and may be more than 0, so that the sum does not include them. For
+    """Number of partitions whose lag is unknown and may be more than 0. The sum does not include these partitions. For
     example, they contain records but have no commit, they have no leader, or their topic was deleted."""
     behind_ms: int | None = None
     """Age of the oldest uncommitted record of all partitions; None if no age is known."""

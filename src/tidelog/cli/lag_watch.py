@@ -64,7 +64,8 @@ class Row(NamedTuple):
     offsets: tuple[str, str]
     """Committed offset and log end; NO_OFFSETS for several partitions."""
     lag_cells: tuple[str, str, str, str, str]
-    """Lag, age of its oldest record, records read and written per second, time until the group has caught up."""
+    """Lag, age of the oldest uncommitted record, records read per second, records written per second, time until the
+    group has caught up."""
     style: str = ""
 
 
@@ -75,7 +76,7 @@ class LagSource(Protocol):
     """Offline partitions that the last call could not read."""
     problems: list[str]
     """One line for each member, partition, topic or broker that the last call could not read. If the user named no
-    groups, also one line for each group that it could not read."""
+    groups, also one line for each group that the last call could not read."""
     failures: dict[str, CommandError]
     """The errors of groups that the user named, by group."""
 
@@ -87,7 +88,7 @@ def watch_lag(source: LagSource, interval_s: float, json: bool, bootstrap: str) 
 
     At a terminal, and without `json`, a table is redrawn in place. While no broker answers, it shows the last figures
     and a notice that says how old they are. In all other cases, each measurement is printed as a table or, with `json`,
-    as a JSON line. The beginning and the end of an outage are then reported on stderr.
+    as a JSON line, and the beginning and the end of an outage are reported on stderr.
     """
     view: LagView
     if sys.stdout.isatty() and not json:

@@ -202,7 +202,8 @@ def group_similar(findings: "Sequence[Finding]") -> "list[tuple[Finding, int, in
 
 
 def split_readable(paths: list[str]) -> tuple[list[str], list[CommandError]]:
-    """Return the paths that can be read, and errors for all other paths. Called before a long command begins.
+    """Check all paths before the work begins, which may take long. Return the paths that can be read, and an error for
+    each path that exists but cannot be read.
 
     Raises CommandError for a path that does not exist or is not a log, because the user has probably mistyped it.
     """
@@ -271,13 +272,13 @@ def _contains_log_file(disk: "LocalDisk", directory: str, is_log_file: Callable[
 
 
 def path_as_typed(file: str, full_path: str, path: str) -> str:
-    """Return `file`, a path that begins with `full_path`, as the user would type it: it begins with `path` instead."""
+    """Return `file` with its beginning `full_path` replaced by `path`, which the user has typed."""
     return path.rstrip("/") + file.removeprefix(full_path)
 
 
 @contextmanager
 def show_activity(text: str) -> Iterator[None]:
-    """If stderr is a terminal, show the text and an animation on it while the block runs."""
+    """Show the text and an animation on stderr while the block runs. If stderr is not a terminal, show nothing."""
     if not sys.stderr.isatty():
         yield
         return

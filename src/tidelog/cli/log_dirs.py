@@ -106,7 +106,7 @@ def dirs(
         print_table(directory_table(directories))
     missing = [str(error) for error in missing_topic_errors(directories, topics)]
     if missing and failures:
-        missing += map(str, failures)  # the missing topics may be on these brokers
+        missing += map(str, failures)  # a missing topic may be on a broker that failed
     sys.stdout.flush()
     raise_together(CommandError(line) for line in missing)
     if broker is not None:

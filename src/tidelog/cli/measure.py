@@ -138,8 +138,9 @@ def measure_consume(connection: ConnectionOptions, topic: str, records: int, sho
         last_arrival_s = 0.0
         while read < records and open_partitions:
             read_before = read
-            # consume() waits until it has all requested records or its timeout ends. The timeout is short, because
-            # after the last records it is part of the measured time.
+            # consume() returns when it has all requested records, or at its timeout. If the topic has fewer records
+            # than requested, the call that reads the last ones waits until its timeout, and this wait is part of the
+            # measured time. So the timeout is short.
             for message in consumer.consume(min(10_000, records - read), SAMPLE_S / 10):
                 error = message.error()
                 if error is None:

@@ -1,7 +1,7 @@
 """Find partitions without a leader and report them on stderr.
 
-A broker answers `LEADER_NOT_AVAILABLE` for a partition whose log cannot be used. The cluster gives the same answer for
-the partitions of a broker that is down. Such a partition may contain records, so no command may report it as empty.
+A broker answers `LEADER_NOT_AVAILABLE` for a partition without a leader: its log cannot be used, or no broker that may
+lead it is running. Such a partition may contain records, so no command may report it as empty.
 """
 
 import sys

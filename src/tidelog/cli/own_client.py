@@ -1,4 +1,5 @@
-"""Send any protocol message through Tidelog's own client. Commands use this when the client has no method for it.
+"""Send any protocol message through Tidelog's own client. Commands use these functions if the client has no
+method for a message.
 
 The client is imported inside the functions, because most commands do not need it.
 """
@@ -22,8 +23,8 @@ M = TypeVar("M", bound="Message")
 def connected(bootstrap: str) -> "Iterator[Client]":
     """Open a client, after a check that one of the addresses accepts connections.
 
-    Raises NoAnswerError if no address accepts a connection within a few seconds. Errors of the client in the block
-    become CommandError.
+    Raises NoAnswerError if no address accepts a connection within a few seconds. If the client raises an error inside
+    the `with` block, the error becomes a CommandError.
     """
     check_reachable(bootstrap)
     with ConnectionOptions(bootstrap, {}).open() as client:
@@ -38,7 +39,7 @@ def ask_any(client: "Client", request: "Message", response_class: type[M]) -> M:
 
 
 def ask(client: "Client", requests: "Sequence[tuple[Address, Message]]", response_class: type[M]) -> list[M]:
-    """Return one response for each request, in the order of the requests.
+    """Send the requests, and return one response for each of them, in the same order.
 
     Raises CommandError if a request gets no response.
     """
@@ -53,7 +54,7 @@ def ask(client: "Client", requests: "Sequence[tuple[Address, Message]]", respons
 def ask_each(
     client: "Client", requests: "Sequence[tuple[Address, Message]]", response_class: type[M]
 ) -> list[M | CommandError]:
-    """Return one response or error for each request, in the order of the requests."""
+    """Send the requests, and return one response or error for each of them, in the same order."""
     from tidelog.client.operations import Ask, Request
 
     deadline = client.deadline()
@@ -65,7 +66,7 @@ def ask_each(
 
 
 def broker_addresses(client: "Client") -> "dict[int, Address]":
-    """Request the brokers of the cluster, and return their addresses by broker id, in ascending order."""
+    """Ask the cluster for its brokers, and return their addresses by broker id. The ids are in ascending order."""
     from tidelog.client.cluster import Address
     from tidelog.wire.messages.metadata import MetadataRequest, MetadataResponse
 

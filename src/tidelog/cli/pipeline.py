@@ -140,7 +140,9 @@ def servers(bootstrap: str) -> str:
 
 
 def needs_brokers(pipeline: Pipeline, *, writes: bool) -> bool:
-    """Return whether the pipeline uses the brokers of --bootstrap. Without `writes`, only its sources count."""
+    """Return whether the pipeline uses the brokers of --bootstrap. If `writes` is False, only its sources are
+    considered.
+    """
     from tidelog.pipelines.mirrors import Mirror
     from tidelog.pipelines.topics import Topic
 
@@ -174,7 +176,9 @@ def run_command(
     metrics_port: MetricsPort = None,
     settings: SparkSettings = [],  # noqa: B006
     spark_log: SparkLog = "ERROR",
-    json: Annotated[bool, typer.Option("--json", help="Print a JSON line for each change.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print a line of JSON for each micro-batch and change of state.")
+    ] = False,
     bootstrap: Bootstrap = LOCALHOST,
 ) -> None:
     """Run pipelines until Ctrl-C, in one Spark application.
@@ -273,7 +277,7 @@ def declaration_json(each: Pipeline) -> dict[str, Any]:
 
 
 def shown_settings(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return settings of Spark without the values of secret ones, such as keys of object stores."""
+    """Return settings of Spark. The values of secret settings, such as access keys of object stores, are hidden."""
     from tidelog.pipelines.sinks.object_errors import HIDDEN, SECRET_NAME, without_secrets
 
     return {
@@ -351,24 +355,25 @@ def replay_command(
 
 @app.command("reset")
 def reset_command(name: Name, state: StateOption = DEFAULT_STATE, yes: Yes = False) -> None:
-    """Remove a pipeline's checkpoint. The next run begins as declared.
+    """Remove a pipeline's checkpoint.
 
-    The rows in the sinks remain.
+    The next run begins where the declaration says. The rows in the sinks
+    remain.
 
     Examples:
 
     $ tidelog pipeline reset sales
     """
     pipeline_state = existing_state(state, name)
-    confirm(f"Remove the checkpoint of {name}? The next run begins as declared.", yes)
+    confirm(f"Remove the checkpoint of {name}? The next run begins where the declaration says.", yes)
     as_command(begin_again, pipeline_state, None, forget=True)
     print_notes(remaining_checkpoints(pipeline_state))
     print(f"The state of {name} was removed.")
 
 
 def begin_again(state: PipelineState, begin: str | int | None, *, forget: bool = False) -> None:
-    """Remove the checkpoints. Without `forget`, store where the next run begins. Raises PipelineError if the pipeline
-    runs.
+    """Remove the checkpoints. If `forget` is False, store where the next run begins. Raises PipelineError if the
+    pipeline is running.
     """
     state.lock()
     try:
@@ -390,8 +395,8 @@ def existing_state(base: Path, name: str) -> PipelineState:
     if not state.exists:
         names = ", ".join(each.pipeline for each in stored_pipelines(base)) or "none"
         raise CommandError(
-            f"pipeline {name} has no state in {base} (pipelines with a state there: {names}); --state names another"
-            " directory"
+            f"pipeline {name} has no state in {base} (pipelines with a state there: {names}); choose another"
+            " directory with --state"
         )
     return state
 
@@ -410,7 +415,7 @@ def confirm(question: str, yes: bool) -> None:
 def dry_run_command(
     reference: Reference,
     rows: Annotated[
-        int, typer.Option("--rows", "-n", metavar="N", min=1, help="Records to read of each source.")
+        int, typer.Option("--rows", "-n", metavar="N", min=1, help="Records to read from each source.")
     ] = 1000,
     show: Annotated[int, typer.Option("--show", metavar="N", min=1, help="Rows of the result to print.")] = 20,
     begin: From = None,
@@ -419,8 +424,8 @@ def dry_run_command(
 ) -> None:
     """Run a pipeline on a sample and print its result. Nothing is written.
 
-    The sample is read as a batch, so an aggregation has one result for all
-    rows of the sample.
+    The sample is read as one batch, so an aggregation is computed once,
+    from all rows of the sample.
 
     Examples:
 
@@ -468,10 +473,10 @@ def pack_command(
         typer.Option("--without", metavar="PACKAGE", show_default=False, help="Leave a package out; repeatable."),
     ] = [],  # noqa: B006
 ) -> None:
-    """Pack Tidelog and the packages that its tasks need, for executors.
+    """Pack Tidelog and the packages that it needs on Spark's executors.
 
-    Executors need PySpark and the driver's version of Python, and nothing
-    else. Give the file to `tidelog pipeline run --archive`.
+    Besides these packages, executors need only PySpark and the driver's
+    version of Python. Give the file to `tidelog pipeline run --archive`.
 
     Examples:
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 REASONS_MAX = 10
-"""Upper bound on the reasons that are printed for each source: the most frequent ones."""
+"""For each source, at most this many reasons for dead letters are printed: the most frequent ones."""
 CELL_MAX = 60
 """Upper bound on the characters of a cell; the rest is cut off."""
 
@@ -40,7 +40,7 @@ def dry_run(
             for reason, number in ranked[:REASONS_MAX]:
                 print(f"  {number}: {printable(reason)}")
             if dead:
-                print(f"  the first one: {source.example}")
+                print(f"  the first dead letter: {source.example}")
         for name, frame in taken.results.items():
             print()
             print_heading(f"{name} -> {pipeline.sinks[name].describe()}")
@@ -61,7 +61,7 @@ def print_rows(frame: "DataFrame", show: int) -> None:
     if not rows:
         print("The result has no rows.")
     if len(rows) > show:
-        print(f"The result has more rows; --show N prints more than {show}.")
+        print(f"The result has more than {show} rows; --show N prints the first N.")
 
 
 def cell_text(value: object) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tidelog.cli.errors import CommandError, UsageError
 
-SKELETON = '''"""Counts the units of each product in the topic {topic}, and writes them to the topic {topic}-totals.
+SKELETON = '''"""Writes the total quantity of each product in the topic {topic} to the topic {topic}-totals.
 
 Try it, with a broker that listens on localhost:9092 (tidelog start):
 
@@ -26,7 +26,7 @@ from tidelog.pipelines import json, pipeline, topic
 
 
 @pipeline(
-    # The columns are the fields of the records, and `kafka` with key, topic, partition, offset, timestamp and headers.
+    # Columns: the fields of the JSON value, and the struct `kafka` (key, topic, partition, offset, timestamp, headers).
     source=topic("{topic}", value=json("product string, quantity int")),
     # The topic is created if it does not exist. The columns of the key are not written into the value.
     sink=topic("{topic}-totals", value=json(), key="product", partitions=1),
@@ -113,7 +113,7 @@ def add_package(archive: tarfile.TarFile, name: str) -> bool:
 
 
 def add_files(archive: tarfile.TarFile, root: Path, paths: Iterable[Path]) -> None:
-    """Add files by their paths below `root`, without caches, tests and programs outside `root`."""
+    """Add each file under its path relative to `root`. Caches, tests and files outside `root` are left out."""
     for path in paths:
         if path.is_relative_to(root) and path.is_file() and not {"__pycache__", "tests"} & set(path.parts):
             relative = path.relative_to(root)

@@ -22,9 +22,9 @@ STEP_S = 0.25
 STATUS_EVERY_S = 1.0
 """Time between two writes of the status files, in seconds."""
 GRACE_S = 60.0
-"""Time that the running micro-batches have to end after a signal, in seconds."""
+"""How long the running micro-batches may continue after a signal, in seconds."""
 SPARK_LOG = "spark.log"
-"""Name of the file in the state directory to which Spark and its workers write."""
+"""Name of the log file of Spark and its workers, which is in the state directory."""
 ARCHIVE_DIRECTORY = "tidelog-packages"
 """Name of the directory into which an executor unpacks the archive of `tidelog pipeline pack`."""
 
@@ -60,7 +60,8 @@ def run_pipelines(plan: RunPlan) -> list[str]:
     log = plan.state / SPARK_LOG
     spark = start_session(plan.pipelines, plan.master, archive_settings(plan.archive) | dict(plan.settings), log)
     with ExitStack() as stack:
-        # This is entered first, so that a SIGTERM ends the process only after the run and Spark have ended.
+        # `record_interrupts` is entered first, so it ends last. At its end it raises a received SIGTERM again:
+        # the process ends only after the run and Spark have ended.
         interrupts = stack.enter_context(record_interrupts())
         stack.callback(spark.stop)
         spark.sparkContext.setLogLevel(plan.spark_log)
@@ -105,7 +106,7 @@ def run_pipelines(plan: RunPlan) -> list[str]:
 
 def stop(run: "Run", view: PipelineView) -> None:
     """Let the running micro-batches end, and interrupt them after GRACE_S. At a second signal, end the process."""
-    note = "Stopping: the running micro-batches end first. Ctrl-C again stops now."
+    note = "Stopping: the running micro-batches end first. Press Ctrl-C again to stop at once."
     try:
         run.stop(GRACE_S, lambda: view.show(run.statuses, note))
     except KeyboardInterrupt:

@@ -1,5 +1,6 @@
-"""The figures of running pipelines. On a terminal, they are a table that is redrawn. In a pipe or a file, there is a
-line for each change of a pipeline. With --json, the output is always such lines, as JSON.
+"""Show the figures of running pipelines. On a terminal, they are a table that is redrawn. In a pipe or a file, a line
+is written when a micro-batch has ended or the state of a pipeline has changed. With --json, these lines are written as
+JSON, even on a terminal.
 """
 
 import sys
@@ -156,7 +157,7 @@ def clock_time() -> str:
 
 
 def error_lines(statuses: Sequence[PipelineStatus]) -> list[str]:
-    """Return a line for each pipeline that does not run because of a failure."""
+    """Return a line for each pipeline that has failed, also if it will be restarted."""
     lines = []
     for status in statuses:
         if status.error and status.state in (WAITING, FAILED):

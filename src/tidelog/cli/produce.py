@@ -129,7 +129,7 @@ def check_line_options(
     keep_partitions: bool,
     partition: int | None,
 ) -> None:
-    """Raise UsageError for options about the lines that cannot be used together."""
+    """Raise UsageError if these options cannot be used together."""
     if key is not None and key_separator is not None:
         raise UsageError("--key and --key-separator cannot be used together, because a record has only one key")
     if json_lines and (key_separator is not None or null_marker is not None):
@@ -231,7 +231,8 @@ class Writer:
         self.started_s = time.monotonic()
         self.progress_shown_s = self.started_s
         self.last_change = (self.started_s, 0)
-        """The time of the last change of the number of finished records (written or failed), and this number."""
+        """The last time at which a record was finished (written or failed) or no record was waiting, and the number of
+        finished records at this time. The time is infinity after the message about STUCK_S."""
         self.shows_progress = sys.stderr.isatty() and not sys.stdin.isatty()
         self.outage = Outage()
         self.client = client
@@ -269,7 +270,10 @@ class Writer:
             raise offline.offline_error(offline_by_topic, "No records can be written there.")
         if self.partition is None:
             self.online_partitions = cycle(online)
-            offline.warn(offline_by_topic, "Records whose key belongs there cannot be written; all others can.")
+            offline.warn(
+                offline_by_topic,
+                "Records whose key selects an offline partition cannot be written; all other records can.",
+            )
 
     def write_all(self, records: Iterable[OutgoingRecord]) -> None:
         """Write the records and print the summary.
@@ -306,7 +310,8 @@ class Writer:
             return ""
         return (
             f"; topic {self.topic} is compacted (cleanup.policy={policy}), so each record needs a key:"
-            ' use --key-separator TEXT to read it from each line, --key TEXT for one key, or "key" in a line of --json'
+            " use --key-separator TEXT to read the key from each line, --key TEXT for the same key in all records,"
+            ' or "key" in the lines of --json'
         )
 
     def write(self, record: OutgoingRecord) -> None:
@@ -385,9 +390,10 @@ class Writer:
         self.failed[reason] = self.failed.get(reason, 0) + 1
 
     def report_trouble(self) -> None:
-        """Print a message if no broker can be reached, or if no record was acknowledged for STUCK_S.
+        """Print one message if no broker can be reached, and another one if no record was acknowledged for STUCK_S.
 
-        librdkafka continues to try. The message is not repeated until another record is finished.
+        librdkafka continues to try. The first message is printed at most once. The second message is not repeated
+        until another record is finished.
         """
         self.outage.report()
         now, finished = time.monotonic(), self.finished_records

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 FETCH_WAIT_S = 0.1
 """Upper bound, in seconds, on the time for which a fetch waits for records, and on a pause between fetches. A signal
-ends both at once."""
+ends a wait and a pause immediately."""
 HINT_AFTER_S = 2.0
 """After this many seconds without any record, a message on the terminal says that the command waits."""
 OFFLINE_CHECK_S = 5.0
@@ -77,8 +77,8 @@ class TopicReader:
         self.pending_ends: dict[int, int] = {}
         """End offset (exclusive) of each partition that has not been read to its end. Only used with `until_end`."""
         self.waiting_from: dict[int, int] = {}
-        """The last stable offset of each partition with an open transaction whose records, and all records after them,
-        are not printed. Only used with `until_end`."""
+        """The last stable offset of each partition in which a transaction is open. The records from this offset on are
+        not printed. Only used with `until_end`."""
         self.committed_only = connection.settings.get("isolation.level", "read_committed") == "read_committed"
         limits = FetchLimits(
             round(FETCH_WAIT_S * 1000),
@@ -150,8 +150,8 @@ class TopicReader:
     def record_open_transactions(self, all_ends: Mapping[int, int], stable_ends: Mapping[int, int]) -> None:
         """Remember the partitions in which a transaction is open, for a note at the end.
 
-        `all_ends` must be listed before `stable_ends`, the last stable offsets: then a larger offset in `all_ends` is
-        always due to an open transaction, and never to records that were written between the two requests.
+        `stable_ends` contains the last stable offsets, and must be listed after `all_ends`. Then, if the offset of a
+        partition is larger in `all_ends`, a transaction is open; a write between the two requests is not the cause.
         """
         self.waiting_from |= {
             number: stable_ends[number]
@@ -160,8 +160,8 @@ class TopicReader:
         }
 
     def open_transaction_notes(self, waiting_from: Mapping[int, int]) -> list[str]:
-        """Return a note that says why the last records of these partitions are not printed; none if there are no
-        partitions.
+        """Return a note that says why the last records of these partitions are not printed; an empty list if there
+        are no partitions.
         """
         if not waiting_from:
             return []
@@ -265,7 +265,7 @@ class TopicReader:
         else:
             reason = event.reason
             if isinstance(reason, ValueError):
-                remedy = f"tidelog consume {self.topic} -p {tp.partition} --offset N reads after the damage"
+                remedy = f"tidelog consume {self.topic} -p {tp.partition} --offset N reads the records after the damage"
                 line = f"{tp} is damaged at offset {event.offset}: {reason}; {remedy}"
             else:
                 line = str(client_error(reason, f"topic {self.topic}, partition {tp.partition}"))
@@ -342,7 +342,7 @@ class TopicReader:
                     and assigned[TopicPartition(self.topic, number)] < end
                 ):
                     self.pending_ends[number] = end
-            # Offline partitions fail here, too, but `run` reports them.
+            # The ends of offline partitions cannot be listed, and `run` reports these partitions.
             self.failures += [f"{failure}" for failure in failures.values() if not self.offline_by_topic]
 
     def close(self) -> None:
@@ -366,7 +366,7 @@ class GroupMember:
         *,
         committed_only: bool,
     ) -> None:
-        """`committed_only` says whether an open transaction with offsets of the group is waited for."""
+        """`committed_only` says whether to wait for the end of open transactions that contain offsets of the group."""
         self.client = client
         self.group = group
         self.topic = topic
@@ -423,9 +423,9 @@ class GroupMember:
         """Find the offset where reading begins, for each partition in `unresolved`.
 
         This is the committed offset. If no offset is committed, the reset policy selects the earliest or the latest
-        offset. Partitions whose offsets cannot be listed are reported and omitted. A partition stays in `unresolved`
-        while a transaction with its offset is open: when this transaction is committed, its offset is the committed
-        one. Raises CommandError if a committed offset cannot be read for another reason.
+        offset. Partitions whose offsets cannot be listed are reported and omitted. While a transaction that contains an
+        offset of a partition is open, the partition stays in `unresolved`, because a commit of the transaction changes
+        the committed offset. Raises CommandError if a committed offset cannot be read for another reason.
         """
         from tidelog.client.operations import EARLIEST, LATEST
         from tidelog.model.ids import TopicPartition

@@ -138,8 +138,9 @@ def plan_moves(
 ) -> list[PlannedMove]:
     """Return the moves after which all replicas are on `brokers`.
 
-    `replicas` is the new number of replicas; None keeps the number of each partition. Without `balance`, only replicas
-    that are not on `brokers` move. Raises CommandError if there are fewer brokers than a partition needs.
+    `replicas` is the new number of replicas of every partition. If it is None, no partition's number of replicas
+    changes. Without `balance`, only replicas that are not on `brokers` move. Raises CommandError if there are fewer
+    brokers than a partition needs.
     """
     for part in partitions:
         if (replicas or len(part.replicas)) > len(brokers):
@@ -223,7 +224,9 @@ def plan_document(moves: Iterable[PlannedMove], *, before: bool = False) -> dict
 
 
 def moves_from_document(document: Any, partitions: Sequence[PartitionReplicas]) -> list[PlannedMove]:
-    """Return the moves of a plan that differ from the current replicas. Raises UsageError for a malformed plan."""
+    """Return a move for each partition whose replicas in the plan differ from its current replicas. Raises UsageError
+    for a malformed plan, and CommandError for a partition that does not exist.
+    """
     current = {(part.topic, part.partition): part.replicas for part in partitions}
     try:
         if document["version"] != KAFKA_VERSION:

@@ -1,8 +1,9 @@
 """Parse a line of `produce --json`: JSON that `records.to_json` wrote, or that was written by hand.
 
 A key or value may be any JSON. If it is neither a string nor null, its exact text becomes the record's key or value: a
-number of 30 digits, `1.50`, spaces and repeated names within an object are preserved. In a line with such a key or
-value, this module therefore parses the outer object itself, and uses the standard library only for its members.
+number of 30 digits, `1.50`, spaces and repeated names within an object are preserved. Therefore, if a line has such a
+key or value, the code of this module parses the outer object and the headers, and the standard library parses only the
+names and values in them.
 """
 
 import base64
@@ -66,7 +67,9 @@ def parse_json(text: str) -> object:
         document: Any = WHOLE_DECODER.decode(text)
         if not isinstance(document, dict) or not needs_exact_text(document):
             return document  # the fast path for most lines
-    except RepeatedError:  # allowed within a key or value, whose exact text is used; `scan_object` refuses all others
+    except RepeatedError:
+        # A repeated name is allowed within a key or value, whose exact text is used. `scan_object` refuses repeated
+        # names of the record itself and of its headers.
         pass
     at = SPACE(text, 0).end()  # type: ignore[union-attr]
     if text[at : at + 1] != "{":
@@ -78,7 +81,7 @@ def parse_json(text: str) -> object:
 
 
 def scan_object(text: str, at: int) -> tuple[dict[str, Any], int]:
-    """Return the members of the object whose brace is just before `at`, and the position after the object."""
+    """Return the members of the object whose opening brace is just before `at`, and the position after the object."""
     object_members: dict[str, Any] = {}
     at = SPACE(text, at).end()  # type: ignore[union-attr]
     if text[at : at + 1] == "}":
@@ -110,7 +113,7 @@ def scan_member(text: str, at: int, name: str) -> tuple[Any, int]:
 
 
 def scan_list(text: str, at: int) -> tuple[list[Any], int]:
-    """Return the items of the list whose bracket is just before `at`, and the position after the list.
+    """Return the items of the list whose opening bracket is just before `at`, and the position after the list.
 
     Items that are objects are parsed by `scan_object`.
     """
@@ -244,7 +247,8 @@ def data_from_json(document: dict[str, Any], name: str) -> bytes | None:
         except (TypeError, ValueError):
             raise RecordJsonError(f'"{name}_base64" is not base64') from None
     data: str | ExactText | None = document.get(name)
-    # Any other value except null is an ExactText. Therefore a user who writes a line by hand need not quote JSON.
+    # JSON that is neither a string nor null is an ExactText. So a user who writes a line by hand can write a JSON
+    # object as the value directly, and need not put it into a string.
     if isinstance(data, str):
         return encode_text(data, name)
     return None if data is None else bytes(data)

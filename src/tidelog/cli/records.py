@@ -56,8 +56,8 @@ def parse_template(text: str, null: bytes) -> RenderRecord:
     r"""Return a function that renders a record by the template `text`. Raises TemplateError.
 
     Fields are in braces ({key}, {value}, ...). `{{`, `}}` and `%%` mean the characters `{`, `}` and `%`, and \n \t \r
-    \0 \\ are escapes. A null key, value or header value is written as the bytes of the parameter `null`. All other
-    bytes are written unchanged.
+    \0 \\ are escapes. A null key, value or header value is written as the bytes of the parameter `null`. Any other
+    key or value is written byte for byte, and so is the rest of the template.
     """
     parts: list[bytes | RenderRecord] = []
     position = 0
@@ -121,7 +121,8 @@ def time_text(record: IncomingRecord) -> str:
 def to_json(record: IncomingRecord) -> bytes:
     """Return the record as one line of JSON.
 
-    A key or value, of the record or of a header, that is not UTF-8 becomes base64 in `key_base64` or `value_base64`.
+    If a key or value (of the record or of a header) is not UTF-8, the line contains `key_base64` or `value_base64`
+    instead of `key` or `value`.
     """
     document: dict[str, Any] = {
         **text_or_base64("topic", name_bytes(record.topic)),

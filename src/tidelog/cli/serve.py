@@ -179,7 +179,7 @@ def handle_stop_signals(
     def on_raw_signal(number: int, frame: FrameType | None) -> None:
         loop.call_soon_threadsafe(on_signal, number)
 
-    # A signal that is ignored at the start remains ignored, because nohup and background jobs of shells rely on it.
+    # A signal that is ignored at the start remains ignored: nohup and background jobs of shells rely on this.
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     # add_signal_handler is not used, because uvloop may report a signal twice when another signal came just before it.
@@ -200,7 +200,7 @@ def ready_line(broker: RunningBroker, config: BrokerConfig) -> str:
 
 
 def ready_json(broker: RunningBroker, config: BrokerConfig) -> str:
-    """Return the only line on stdout as JSON."""
+    """Return the only line that is printed on stdout with --json."""
     import json
 
     facts = {

@@ -13,7 +13,7 @@ from tidelog.cli.logs import LEVELS
 
 FAILED, WRONG_USAGE = 1, 2
 """Exit codes. 1: the broker failed. 2: the command line is malformed. 0: a signal or the end of the parent process
-stopped the broker. 128 + the number of a signal: it was the second signal, and ended the broker immediately."""
+stopped the broker. 128 + N: a second signal, with the number N, ended the broker immediately."""
 
 FLAGS = {
     "--config": "FILE",

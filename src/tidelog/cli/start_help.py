@@ -1,4 +1,4 @@
-"""The help of `tidelog start`. `cli/start.py` itself never imports typer."""
+"""The help of `tidelog start`, in a module of its own because `cli/start.py` never imports typer."""
 
 import sys
 from typing import Annotated
@@ -48,7 +48,7 @@ def start(
     With --brokers N, broker i listens on the given port plus i - 1, and has
     its data in DIR/broker-i. The brokers share the metadata store in
     DIR/cluster.sqlite. A broker that dies is started again. The first Ctrl-C
-    stops the brokers one after another, the second one ends them at once.
+    stops the brokers one after another, the second kills them immediately.
     Topics have three replicas by default (fewer if there are fewer brokers).
     With three replicas, acks=all needs two of them in sync.
 

@@ -69,7 +69,7 @@ class LineReporter:
         )
 
     def ready(self, brokers: Sequence[ServingBroker]) -> None:
-        """Report, once, that every broker has served."""
+        """Report that every broker has begun to serve. Only the first call prints a line."""
         if self._is_ready:
             return
         self._is_ready = True

@@ -2,8 +2,8 @@
 
 These steps are done in this order, until the table fits:
 
-1. Texts and titles of several words are broken between their words, into lines that are at least `NAME_WIDTH_MIN`
-wide. A word may be split only if its column `breaks`, or if it is a long list of numbers.
+1. Texts and titles of several words are broken between their words. This makes no column narrower than
+`NAME_WIDTH_MIN`. A word is split only if it is a long list of numbers, or if its column has `breaks` set.
 
 2. A column with the same value in every row is removed, and its title and value are printed above the table.
 
@@ -175,8 +175,8 @@ def column_width_min(table: Table, index: int) -> int:
 
     A column of numbers is wide enough for the widest number. A column of text has at least NAME_WIDTH_MIN cells, or
     fewer if all its texts are shorter. It is also wide enough for the words of its title, and for every word of the
-    texts except lists of numbers. In a column that `breaks`, only numbers count as words. If names are shortened,
-    the whole title counts, and the words of the texts do not.
+    texts except lists of numbers. In a column with `breaks` set, only numbers count as words. If names may be
+    shortened, the column is wide enough for the whole title, and the words of the texts have no influence.
     """
     column = table.columns[index]
     title = column.title if table.shorten else max(column.title.split(), key=cell_width, default="")
@@ -193,8 +193,8 @@ def is_number(word: str) -> bool:
 
 
 def column_widths(widths_min: Sequence[int], natural_widths: Sequence[int], width: int) -> list[int]:
-    """Return a width for each column. If all columns fit, this is their natural width. Otherwise the widest columns
-    shrink until they fit or reach their minimum widths.
+    """Return a width for each column. If all columns fit, each column gets its natural width. Otherwise the widest
+    columns shrink until all columns fit, or until all columns have their minimum widths.
     """
     widths = list(natural_widths)
     while (excess := total_width(widths) - width) > 0:

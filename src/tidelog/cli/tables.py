@@ -27,11 +27,12 @@ class Column(NamedTuple):
     """Whether the texts are aligned to the right, as numbers are."""
     style: str | None = None
     spare: int = 0
-    """Order in which columns are left out of a table that is too wide: the column with the highest value first.
-    Columns with 0 stay: if they do not fit, the rows are printed as blocks. Only if each row must remain one line
-    (`Table.shorten`), columns with 0 are left out, too, and columns with a negative value are left out last."""
+    """Order in which columns are left out of a table that is too wide: the column with the highest `spare` first.
+    Columns whose `spare` is 0 stay: if they do not fit, the rows are printed as blocks. Only if each row must remain
+    one line (`Table.shorten`), these columns are left out, too, and columns with a negative `spare` last."""
     breaks: bool = False
-    """Whether a word may be split over several lines. In other columns, for example of names, words are never split."""
+    """Whether a word may be split over several lines. In a column where this is False, for example a column of names,
+    only a long list of numbers may be split."""
 
 
 class Table(NamedTuple):
@@ -67,7 +68,7 @@ def json_line(document: Any, indent: int | None = None) -> str:
 
 
 def json_text(document: Any, indent: int | None = None) -> str:
-    """Return the document as JSON in the form of `json_line`. Every string in the document must be valid text."""
+    """Return the document as JSON in the form of `json_line`. No string in it may contain a lone surrogate."""
     text = _encoder(indent, not stdout_is_utf8()).encode(document)
     return text if text.isprintable() else NOT_ASCII.sub(_printable_or_escape, text)
 
@@ -78,7 +79,8 @@ def _encoder(indent: int | None, ensure_ascii: bool) -> json.JSONEncoder:
 
 
 NOT_ASCII = re.compile(r"[^\x20-\x7e\n]")
-"""Matches every character except printable ASCII and the line feed. Our JSON has such characters only in strings."""
+"""Matches every character except printable ASCII and the line feed. In our JSON, only strings contain the matched
+characters."""
 
 
 def _printable_or_escape(match: re.Match[str]) -> str:
@@ -99,8 +101,9 @@ def json_ready(document: Any) -> Any:
     """Return the document with base64 in place of strings whose bytes are not UTF-8.
 
     The value of a field `"group"` then becomes base64 in a field `"group_base64"`, and a string in a list becomes
-    `{"base64": ...}`. In the given strings, lone surrogates represent these bytes ("surrogateescape"). In the name of a
-    field they are escaped, as in a table. Numbers that JSON does not have (NaN, infinity) become strings.
+    `{"base64": ...}`. In the given strings, lone surrogates represent the bytes that are not UTF-8 ("surrogateescape").
+    Surrogates in the name of a field are escaped, as in a table. Numbers that JSON does not have (NaN, infinity) become
+    strings.
     """
     if isinstance(document, dict):
         ready: dict[str, Any] = {}
@@ -134,8 +137,8 @@ def is_utf8(text: str) -> bool:
 
 
 def base64_text(text: str) -> str:
-    """Return the text's bytes as base64. Lone surrogates that represent no byte are encoded as if they were characters:
-    the error message of a program may contain half of a surrogate pair.
+    """Return the text's bytes as base64. If a lone surrogate represents no byte (the error message of a program may
+    contain half of a surrogate pair), all lone surrogates of the text are encoded as if they were characters.
     """
     try:
         data = text.encode("utf-8", "surrogateescape")
@@ -145,10 +148,10 @@ def base64_text(text: str) -> str:
 
 
 def print_table(table: Table) -> None:
-    """Print a table: at a terminal with lines and colours (no colours if NO_COLOR is set), in a pipe as aligned
+    """Print a table: at a terminal with drawn lines and colours (no colours if NO_COLOR is set), in a pipe as aligned
     columns.
 
-    In a pipe, all columns are printed, even if the lines are long.
+    In a pipe, all columns are printed, even if the rows become very long.
     """
     if sys.stdout.isatty():
         screen = console()
@@ -241,7 +244,7 @@ def rich_table(table: Table, width: int) -> "Group":
 
 def print_heading(line: str, *details: str) -> None:
     """Print a name, and details about it on the same line. At a terminal, details that do not fit into the line follow
-    on indented lines; a detail is not broken.
+    on indented lines. No detail is divided between two lines.
     """
     if sys.stdout.isatty():
         from rich.text import Text
@@ -258,7 +261,9 @@ def print_heading(line: str, *details: str) -> None:
 
 
 def heading_lines(name: str, details: Sequence[str], width: int) -> list[str]:
-    """Return the lines of a heading. Each is at most `width` cells wide, unless the name or a detail alone is wider."""
+    """Return the lines of a heading. Each is at most `width` cells wide, unless the name or an indented detail alone is
+    wider.
+    """
     from rich.cells import cell_len
 
     lines = [name]
@@ -288,7 +293,7 @@ def printable(text: str) -> str:
 
 
 def name_text(name: str) -> str:
-    """Return a printable name. For the empty name, which would be invisible, return `""` in quotes."""
+    """Return a printable name. The empty name would be invisible, so it becomes two quotation marks."""
     return printable(name) if name else '""'
 
 
@@ -310,7 +315,7 @@ def is_terminal() -> bool:
 
 
 def cell(number: int) -> str:
-    """Format a number for a table: with commas at a terminal, only digits in a pipe, because a program reads it."""
+    """Format a number for a table: with commas at a terminal; without commas in a pipe, for programs."""
     return count(number) if sys.stdout.isatty() else str(number)
 
 

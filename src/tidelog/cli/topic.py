@@ -83,7 +83,7 @@ def create(
             min=1,
             max=PARTITIONS_MAX,
             metavar="N",
-            help="How many partitions; default: the broker's.",
+            help="Number of partitions; default: the broker's setting.",
         ),
     ] = None,
     replicas: Annotated[
@@ -94,7 +94,7 @@ def create(
             min=1,
             max=REPLICAS_MAX,
             metavar="N",
-            help="Copies of each partition; default: the broker's.",
+            help="Copies of each partition; default: the broker's setting.",
         ),
     ] = None,
     set: Settings = [],  # noqa: B006 - typer copies it
@@ -143,8 +143,8 @@ def topic_differences(
 ) -> tuple[list[str], list[str]]:
     """Return the differences from the request, and commands that would remove them.
 
-    No command is returned for a different number of replicas, or if the topic has more partitions than requested.
-    None in `partitions` or `replicas` means that nothing was requested.
+    No command is returned for a different number of replicas, or for a number of partitions that is larger than
+    requested. None in `partitions` or `replicas` means that no number was requested.
     """
     differences, remedies = [], []
     count = len(topic.partitions)
@@ -280,8 +280,8 @@ def describe(
 
 
 def replicas_by_partition(client: "Client", topics: list[str]) -> dict[cluster.TopicAndPartition, PartitionReplicas]:
-    """Return the replicas and their state. Topics that were deleted in the meantime, or that must not be described, are
-    left out.
+    """Return the replicas and their state. Topics that were deleted in the meantime, or that the client may not
+    describe, are left out.
     """
     try:
         partitions = read_partitions(client, topics, problems=[]) if topics else []
@@ -353,7 +353,7 @@ def delete(
     with connect(bootstrap, client).open() as cluster_client:
         described, failures = cluster.describe_each(cluster_client, topics)
         if not internal:
-            refuse_internal(described, "nothing was deleted; --internal deletes it with this state")
+            refuse_internal(described, "nothing was deleted; --internal deletes the topic and this state")
         if described and not yes and not confirm_all(cluster_client, described):
             print("Nothing was deleted.")
             return
@@ -417,8 +417,8 @@ def add_partitions(
 
     Existing records remain in their partitions. New records of a key may
     be written to another partition than existing records of the same key.
-    After the change, brokers do not find most of their existing state in an
-    internal topic, so its partitions are changed only with --internal.
+    If an internal topic gets more partitions, brokers do not find most of
+    the state in it any more, so this change needs --internal.
 
     Examples:
 

@@ -71,7 +71,9 @@ def settings_table(settings: list[cluster.Setting]) -> Table:
 
 
 def value_text(name: str, value: str) -> str:
-    """Return the value as it was set. At a terminal, a text in brackets explains a large number, or says "no limit"."""
+    """Return the value. If stdout is a terminal, add a text in brackets that explains a large number or says
+    "no limit".
+    """
     if not sys.stdout.isatty() or not value.removeprefix("-").isdigit():
         return value
     number = int(value)

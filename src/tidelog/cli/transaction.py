@@ -54,7 +54,7 @@ NO_TRANSACTIONS = "No transactional ids yet. A producer creates one if its setti
 
 @app.callback()
 def transaction() -> None:
-    """Show transactions; find those that hang, and abort them.
+    """Show and abort transactions, and find those that hang.
 
     A producer that uses transactions names itself with a transactional id
     (transactional.id). One broker, the coordinator of this id, ends the
@@ -64,8 +64,9 @@ def transaction() -> None:
     transaction of a partition. describe-producers shows the producer of this
     transaction. abort ends it, for example if the producer has died.
 
-    A transaction hangs if no coordinator knows it. Nobody will ever end it;
-    find-hanging shows such transactions, and the command that ends each.
+    A transaction hangs if no coordinator knows it. It never ends by itself:
+    find-hanging shows such transactions, and for each of them the command
+    that ends it.
 
     Examples:
 
@@ -89,7 +90,7 @@ def list_all(
     ] = [],  # noqa: B006
     longer_than: Annotated[
         str | None,
-        typer.Option("--longer-than", metavar="DURATION", help="Only transactions open for longer, e.g. 5m."),
+        typer.Option("--longer-than", metavar="DURATION", help="Only transactions open longer than this, e.g. 5m."),
     ] = None,
     pattern: Annotated[
         str | None,
@@ -105,8 +106,8 @@ def list_all(
     The states are: empty (no transaction since the producer was started, or
     since an administrator aborted one), ongoing (a transaction is open),
     prepare-commit and prepare-abort (the end is decided, and its markers are
-    being written), complete-commit and complete-abort (it has ended), dead
-    (the id is being forgotten).
+    being written), complete-commit and complete-abort (the transaction has
+    ended), dead (the id is being forgotten).
 
     With several filters, a transactional id must satisfy each of them; of
     several states or producer ids, one is enough.
@@ -122,8 +123,8 @@ def list_all(
     states, duration_ms = parse_states(state), -1
     if longer_than is not None:
         duration_ms = parse_duration_option("--longer-than", longer_than)
-        # A broker filters by the time since the start of the last transaction, even if this transaction has ended, or
-        # if there was none. So only open transactions are requested.
+        # The broker's filter also selects ids whose last transaction began long ago but has ended, and all ids that
+        # have had no transaction. So only ids in the states of open transactions are requested.
         states = states or list(OPEN_STATES)
     wanted = TransactionFilter(states, producer_id, duration_ms, pattern)
     with connect(bootstrap, client).open() as cluster_client:
@@ -221,10 +222,11 @@ def describe_producers(
 ) -> None:
     """Show the producers that a partition remembers, and where their open transactions begin.
 
-    Start offset is the first offset of the producer's open transaction, or -
-    if none is open. Consumers with isolation.level=read_committed wait at
-    the lowest of these offsets. Transactional ID is - for a producer without
-    transactions, and for one that no coordinator knows (see find-hanging).
+    Start offset is the first offset of the producer's open transaction, or
+    "-" if none is open. Consumers with isolation.level=read_committed wait
+    at the lowest of these offsets. Transactional ID is "-" for a producer
+    without transactions, and for one that no coordinator knows (see
+    find-hanging).
 
     The leaders of the partitions are asked. With --broker-id, the replicas
     on this broker are asked instead.

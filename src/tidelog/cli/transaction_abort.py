@@ -56,7 +56,7 @@ BrokerId = Annotated[
 ]
 Escaped = Annotated[
     bool,
-    typer.Option("--escaped", help=r"Ids are as tables show them: \n, \x00, \xff; a backslash is written twice."),
+    typer.Option("--escaped", help=r"You write ids as tables show them: \n, \x00, \xff; a backslash is written twice."),
 ]
 DECIDED = ("PrepareCommit", "PrepareAbort")
 """States in which the end of a transaction is decided, and its markers are being written."""
@@ -82,8 +82,8 @@ def find_hanging_transactions(
     Consumers with isolation.level=read_committed wait at such a transaction
     forever. An open transaction hangs if its producer has not written for
     longer than --max-transaction-timeout, and no coordinator will end it:
-    either no coordinator knows the producer, or the producer's transaction
-    does not contain the partition.
+    either no coordinator knows the producer, or the transaction that the
+    producer's coordinator knows does not contain the partition.
 
     Without --topic and --broker-id, all partitions are searched.
 
@@ -111,8 +111,8 @@ def show_hanging(
     found: HangingTransactions, failures: Sequence[CommandError], max_transaction_timeout: str, *, json: bool
 ) -> None:
     """Print the hanging transactions, notes about what could not be decided, and the command that ends the first
-    hanging transaction. If none hangs, say how many transactions are open nevertheless. `failures` are the
-    errors of topics and partitions that could not be searched.
+    hanging transaction. If no transaction hangs, say how many transactions are open. `failures` are the errors of
+    topics and partitions that could not be searched.
     """
     if json:
         print_json(
@@ -163,7 +163,10 @@ def none_hangs_text(found: HangingTransactions, max_transaction_timeout: str) ->
     sentences = ["No transaction hangs."]
     if found.open_count > found.young_count:
         number = found.open_count - found.young_count
-        sentences.append(f"Coordinators will end {counted(number, 'older open transaction')}.")
+        sentences.append(
+            f"Coordinators will end {counted(number, 'open transaction')} without a write in the last"
+            f" {max_transaction_timeout}."
+        )
     if found.young_count:
         it = "it" if found.young_count == 1 else "them"
         sentences.append(
@@ -202,7 +205,8 @@ def abort(
         ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Abort in the partition even if a coordinator can still end it.")
+        bool,
+        typer.Option("--force", help="Abort in the partition even if a coordinator can still end the transaction."),
     ] = False,
     yes: Yes = False,
     escaped: Escaped = False,
@@ -241,13 +245,13 @@ def abort(
             abort_in_partition(cluster_client, topic, partition, start_offset, force=force, yes=yes)
         else:
             raise UsageError(
-                "a transactional id is missing, or --topic, --partition and --start-offset; tidelog transaction list"
-                " --state ongoing and tidelog transaction find-hanging show them"
+                "a transactional id, or --topic, --partition and --start-offset together, must be given; tidelog"
+                " transaction list --state ongoing and tidelog transaction find-hanging show these values"
             )
 
 
 def print_explanation(*paragraphs: str) -> None:
-    """Print on stderr what an abort will do, broken to the width of the terminal."""
+    """Print on stderr what an abort will do, in lines that fit the width of the terminal."""
     print("\n".join(map(paragraph, paragraphs)), file=sys.stderr)
 
 
@@ -316,13 +320,13 @@ def abort_in_partition(
         client.abort_in_partition(tp, producer)
     except (ApiError, ClientError) as error:
         raise client_error(error, str(tp)) from error
-    print(f"Aborted the transaction of producer {producer.producer_id} from offset {start_offset} on in {tp}.")
+    print(f"Aborted the transaction in {tp} that producer {producer.producer_id} began at offset {start_offset}.")
 
 
 def not_hanging_text(candidate: OpenTransaction, problems: list[str]) -> str:
-    """Return the reason why a transaction is not aborted in only one partition."""
+    """Return the reason why the abort of a transaction in a single partition is refused."""
     if problems:
-        return f"it is not known whether the transaction hangs; --force aborts it anyway: {'; '.join(problems)}"
+        return f"it is not known whether the transaction hangs (--force aborts it anyway): {'; '.join(problems)}"
     return (
         f"the transaction of producer {candidate.producer.producer_id} in {candidate.partition} does not hang: its"
         " coordinator knows it, and can still commit it in other partitions. Abort it as a whole: tidelog transaction"

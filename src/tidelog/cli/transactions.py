@@ -35,7 +35,7 @@ PARTITIONS_PER_CALL = 1_000
 
 
 class DescribedTransactions(NamedTuple):
-    """Transactions by transactional id, in the order of the request, and errors for the others."""
+    """Transactions by transactional id, and the errors for the ids whose transactions are not known."""
 
     transactions: "dict[str, Transaction]"
     failures: dict[str, CommandError]
@@ -47,7 +47,7 @@ class OpenTransaction(NamedTuple):
     partition: "TopicPartition"
     producer: "ActiveProducer"
     transactional_id: str | None = None
-    """None if no coordinator knows the producer id."""
+    """Set by `filter_hanging`; None if no coordinator knows the producer id."""
 
     @property
     def start_offset(self) -> int:
@@ -95,8 +95,8 @@ def _letters(text: str) -> str:
 
 
 def list_transactions(client: "Client", wanted: "TransactionFilter") -> "TransactionListing":
-    """Request the transactional ids of every broker. Raises CommandError if every broker refuses, or if a broker cannot
-    read the regular expression.
+    """Request the transactional ids from every broker. Raises CommandError if every broker refuses, or if a broker
+    cannot read the regular expression.
     """
     from tidelog.wire.errors import ApiError, ErrorCode
 
@@ -172,11 +172,12 @@ def transaction_error(failure: "Failure", name: str) -> CommandError:
 def partitions_of_topics(
     client: "Client", wanted: Mapping[str, Sequence[int] | None], broker: int | None
 ) -> "tuple[list[TopicPartition], list[CommandError]]":
-    """Return the wanted partitions (None: all partitions of the topic), or those of all topics if `wanted` is empty.
-    With `broker`, return only partitions that have a replica on this broker. Also return the failures: wanted topics
-    and partitions that do not exist, and topics that the broker refuses to describe.
+    """Return the partitions that `wanted` names by topic, where None means all partitions of the topic. If `wanted` is
+    empty, return the partitions of all topics. With `broker`, return only partitions that have a replica on this
+    broker. Also return the failures: wanted topics and partitions that do not exist, and topics that cannot be
+    described.
 
-    Raises CommandError for a broker that does not exist, and if the broker has no replica of the wanted topics.
+    Raises CommandError for a broker that does not exist, and if the broker has no replica of the wanted partitions.
     """
     from tidelog.model.ids import TopicPartition
 
@@ -226,9 +227,9 @@ def find_hanging(
 ) -> HangingTransactions:
     """Find the transactions that are open in a partition and that no coordinator will ever end.
 
-    As in Kafka: the producer's last record is older than `timeout_max_ms`, and either no coordinator knows the producer
-    id, or the transaction of its transactional id does not contain the partition. A transaction that ended while the
-    coordinators were asked is not returned.
+    As in Kafka, a transaction hangs if the producer's last record is older than `timeout_max_ms`, and if either no
+    coordinator knows the producer id, or the last transaction of the producer's transactional id does not contain the
+    partition. A transaction that ended while the coordinators were asked is not returned.
     """
     oldest_ms = time.time_ns() // 1_000_000 - timeout_max_ms
     producers, failures = producers_of(client, partitions, broker)
@@ -253,8 +254,8 @@ def find_hanging(
 
 
 def names_of_producers(client: "Client", producer_ids: Iterable[int]) -> tuple[dict[int, str], list[str]]:
-    """Return the transactional ids by producer id, without producers that have none, and a line for each broker that
-    could not be asked.
+    """Return a dict and a list. The dict has the transactional id of each producer id that has one. The list has a line
+    for each broker that did not list its transactional ids.
     """
     from tidelog.client.transactions import TransactionFilter
 
@@ -271,8 +272,7 @@ def names_of_producers(client: "Client", producer_ids: Iterable[int]) -> tuple[d
 
 def filter_hanging(client: "Client", candidates: Sequence[OpenTransaction]) -> tuple[list[OpenTransaction], list[str]]:
     """Return the candidates that hang: no coordinator has a transaction of their producer that contains their
-    partition. Also return lines about brokers that did not answer, and about candidates of which it is not known
-    whether they hang.
+    partition. Also return lines about brokers that did not answer, and about candidates that may or may not hang.
     """
     from tidelog.client.transactions import TransactionFilter
 
@@ -315,13 +315,13 @@ def _is_not_found(failure: "Failure") -> bool:
 
 
 def age_ms(then_ms: int) -> int:
-    """Return how long ago this time was. It is 0 if the broker's clock is ahead of this machine's."""
+    """Return how long ago this time was; 0 if it is in the future (the broker's clock may be ahead of this one)."""
     return max(time.time_ns() // 1_000_000 - then_ms, 0)
 
 
 def time_text(then_ms: int) -> str:
-    """Return a time for a table: at a terminal its age in the largest unit (`3 min ago`), in a pipe ISO 8601; - for no
-    time.
+    """Return a time as text for a table: at a terminal, how long ago it was, in the largest unit (`3 min ago`); in a
+    pipe, the time in ISO 8601. A negative number means that there is no time; the text is then `-`.
     """
     if then_ms < 0:
         return "-"

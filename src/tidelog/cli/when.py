@@ -23,11 +23,14 @@ PART = re.compile(r"(\d{1,15}(?:\.\d+)?)\s*([a-z]+)\s*(?:,|and\b)?\s*")
 
 
 class NotATimeError(ValueError):
-    """The text is not a time that can be parsed; the message names the accepted forms."""
+    """The text cannot be parsed as a time or a duration. The message contains examples that can be parsed."""
 
 
 def parse_duration_s(text: str) -> float:
-    """Return the seconds in `90s`, `1h30m`, `2 days`, `1 hour and 5 minutes`. Raises NotATimeError."""
+    """Return the length of a duration in seconds, for example of "1h30m", "2 days" or "1 hour and 5 minutes".
+
+    Raises NotATimeError.
+    """
     rest = text.strip().lower()
     total, position = 0.0, 0
     while position < len(rest):
@@ -48,8 +51,8 @@ def parse_time_ms(text: str, now: datetime) -> int:
     `now` is the current local time, without a zone. A time in `text` that has no zone is local time.
 
     Accepts the words "now", "today" and "yesterday", a duration with or without "ago", an ISO 8601 date or time, and
-    milliseconds since the epoch (11 to 18 digits). A time before the epoch becomes 0: no record is older, and in
-    ListOffsets a negative timestamp has a special meaning. Raises NotATimeError.
+    milliseconds since the epoch (11 to 18 digits). A time before the epoch becomes 0: no record is older than the
+    epoch, and in ListOffsets a negative timestamp has a special meaning. Raises NotATimeError.
     """
     return max(_since_epoch_ms(text, now), 0)
 
@@ -86,7 +89,9 @@ def epoch_ms(moment: datetime) -> int:
 
 
 def iso_time(timestamp_ms: int) -> str:
-    """Return a timestamp as ISO 8601 in UTC with milliseconds; the plain number if it is outside Python's calendar."""
+    """Return a timestamp as ISO 8601 in UTC with milliseconds. If the timestamp is outside Python's calendar,
+    return the number of milliseconds as text.
+    """
     try:
         moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=timestamp_ms)
     except OverflowError:

@@ -60,8 +60,8 @@ class AsyncLink:
         *,
         frame_bytes_max: int = FRAME_BYTES_MAX,
     ) -> Self:
-        """Open a connection and request the broker's versions. Raises OSError, BrokenProtocol, and ApiError if the
-        broker rejects the request for its versions.
+        """Open a connection and request the broker's versions. Raises OSError or BrokenProtocol if the connection
+        fails, and ApiError if the broker rejects the request for its versions.
         """
         link = cls(runtime, client_id, frame_bytes_max=frame_bytes_max)
         await runtime.network.connect(host, port, link)
@@ -92,7 +92,7 @@ class AsyncLink:
 
         The future fails with OSError if the connection ends before the response, and with BrokenProtocol if the peer
         violates the protocol. `records` fields of the response are views of the received bytes. Raises
-        ApiNotSupported. If the connection has already ended, raises the error with which the futures failed.
+        ApiNotSupported. If the connection has already ended, `post` itself raises the OSError or BrokenProtocol.
         """
         if not self.open:
             raise self._connection_error()
@@ -133,7 +133,9 @@ class AsyncLink:
             self._stream.abort()
 
     def drained(self) -> None:
-        """Do nothing. `post` never waits for the backlog: the caller limits the number of requests in progress."""
+        """Do nothing. The caller of `post` limits the number of requests in progress. So `post` never waits until the
+        bytes of earlier requests have been sent.
+        """
 
     def closed(self, error: OSError | None) -> None:
         self.open = False

@@ -1,8 +1,8 @@
 """The client on ordinary blocking sockets. It carries out `operations`, for one thread at a time.
 
 `start_fetch` and `start_produce` send the request and return, so that the caller can work while the broker processes
-the request. After a throttled response, the client's next call to that broker waits for the time that the broker
-stated.
+the request. If a response states a throttle time, the client's next call to the same broker first waits until this time
+has passed.
 """
 
 import random
@@ -42,7 +42,8 @@ Ticket: TypeAlias = tuple[Link, int] | ClientError
 
 OUTAGE_NOTICE_AFTER_S = 5.0
 """If a call has taken this many seconds, and its last attempt could not reach a broker, the client reports an outage
-(only once), and the call continues to try. A broker restarts in less time, so a restart is usually not reported."""
+(only once in its lifetime), and the call continues to try. A broker restarts in less time, so a restart is usually not
+reported."""
 JITTER = 0.2
 """Pauses vary randomly by this fraction in both directions, so that clients that failed at the same time do not
 retry at the same time."""
@@ -413,7 +414,7 @@ class Client:
             and deadline - now <= timeout_ms / 1000 - OUTAGE_NOTICE_AFTER_S
         ):
             report_outage, self._report_outage = self._report_outage, None
-            report_outage(f"{pause.because}; trying for {timeout_ms / 1000:g} s")
+            report_outage(f"{pause.because}; still trying, for at most {timeout_ms / 1000:g} s in total")
         time.sleep(delay)
 
     def _link(self, address: Address, deadline: float) -> Link:

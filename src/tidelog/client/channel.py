@@ -1,8 +1,8 @@
 """A channel to one broker, for followers, forwarded requests and simulated clients.
 
-Its connection is opened when a request needs it, and opened again after a failure, at growing intervals. Several
-requests may be in flight at the same time. A channel uses the network of any runtime, so it also works in the
-simulator.
+A request opens the channel's connection if it is not open. After a failure, the next attempt to connect is made only
+after a pause, and the pauses grow. Several requests may be in flight at the same time. A channel uses the network of
+any runtime, so it also works in the simulator.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class ChannelState(enum.Enum):
     """There is no connection. The next request opens one."""
     CONNECTED = "connected"
     UNREACHABLE = "unreachable"
-    """The last attempt to connect failed. The next request waits for the end of the pause, and connects again."""
+    """The newest attempt to connect failed. The next request waits until the pause is over, and then tries again."""
     CLOSED = "closed"
 
 
@@ -81,10 +81,10 @@ class Channel:
         self._on_connected = on_connected
         self._link: AsyncLink | None = None
         self._connecting: asyncio.Future[Exception | None] | None = None
-        """The future of the running attempt to connect, which all requests share. Its result is None, or the reason of
-        the failure. If the channel is closed during the attempt, the result is None, too."""
+        """The future of the running attempt to connect, for which all requests wait. The future's result is the error
+        if the attempt failed, and None if the attempt succeeded or the channel was closed."""
         self._attempt: asyncio.Task[None] | None = None
-        """The task that runs the last attempt to connect."""
+        """The task of the newest attempt to connect."""
         self._failures = 0
         """Number of failed attempts and lost connections since the last response."""
         self._retry_at_s = 0.0
@@ -98,9 +98,10 @@ class Channel:
         """Send a request and return its response, which must be of the class `response_class`.
 
         `records` fields of the response are views of the received bytes. `timeout_ms` replaces `request_timeout_ms`.
-        If the time passes after the request was sent, the connection is closed, because later responses would arrive
-        only after the missing response. Raises BrokerUnreachable, BrokenProtocol and ApiNotSupported. After
-        BrokenProtocol, and after BrokerUnreachable if its `was_sent` is true, the broker may have executed the request.
+        If this time is over before the response to a sent request arrives, the connection is closed, because later
+        responses would arrive only after the missing response. Raises BrokerUnreachable, BrokenProtocol and
+        ApiNotSupported. After BrokenProtocol, and after BrokerUnreachable if its `was_sent` is true, the broker may
+        have executed the request.
         """
         if self._requests >= self._config.requests_max:
             reason = f"{self._requests} requests to it are already in progress, which is the maximum"
@@ -206,8 +207,8 @@ class Channel:
             )
 
     def _back_off(self) -> None:
-        """Set the time of the next attempt. The pause doubles while no response arrives, even if attempts to connect
-        succeed.
+        """Set the time of the next attempt. Until a response arrives, each pause is about twice as long as the pause
+        before it, up to the maximum, even if attempts to connect succeed.
         """
         pause_s = self._config.backoff.delay_ms(self._failures) / 1000
         self._failures += 1

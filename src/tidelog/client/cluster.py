@@ -47,7 +47,7 @@ class Cluster:
         self.brokers: dict[int, Address] = {}
         self.topics: dict[str, Topic] = {}
         self._newest: dict[TopicPartition, tuple[TopicId, PartitionLeader]] = {}
-        """The leader with the newest leader epoch of each partition, also after `forget`."""
+        """For each partition, the leader with the newest leader epoch. `forget` does not remove it."""
         self.coordinators: dict[tuple[int, str], Address] = {}
         """Coordinators by type of key (`coordinators.KeyType.code`) and key. A caller removes an entry if a response
         shows that it is out of date."""
@@ -56,9 +56,9 @@ class Cluster:
         """Store a Metadata response. Return the error of each topic for which the broker answered with an error.
         These topics are removed from the cache.
 
-        A leader with an older leader epoch than the newest known one is ignored (KIP-320): the broker that names it may
-        be cut off from the metadata, and would answer as if later records did not exist. Without topic ids, the topic
-        could have been created again, so no leader is ignored.
+        If the epoch of a leader is older than the partition's newest known epoch, this leader is ignored (KIP-320). A
+        broker that is cut off from the metadata may still name itself as the leader, and would answer as if the newest
+        records did not exist. Without topic ids, the topic could have been created again, so no leader is ignored.
         """
         self.brokers = {b.node_id: Address(b.host, b.port) for b in response.brokers}
         topic_errors: dict[str, ApiError] = {}

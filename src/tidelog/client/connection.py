@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Piece
 
 SIZE_BYTES = 4
-"""Length of the field before a frame that states the frame's size."""
+"""Length of the field before each frame. The field states the size of the frame."""
 BETWEEN_BROKERS = (58,)
 """The keys of the APIs (Envelope) that brokers serve only to other brokers, and do not offer to clients."""
 NEWEST = 32767
@@ -78,8 +78,8 @@ class ClientConnection:
         return None
 
     def version_for(self, request: type[Message], version_max: int = NEWEST) -> int:
-        """Return the highest version of this API that both sides support. Raises ApiNotSupported; its message states
-        both ranges.
+        """Return the highest version of this API that both sides support. Raises ApiNotSupported if there is no such
+        version.
         """
         ours = VersionRange(request.min_version, min(request.max_version, version_max))
         theirs = self.versions.get(request.api_key)

@@ -27,14 +27,15 @@ class KeyType(NamedTuple):
     code: int
     """The value of `key_type` in FindCoordinator."""
     noun: str
-    """The name of a key in error messages."""
+    """The word for a key of this type in error messages."""
 
 
 GROUPS = KeyType(0, "group")
 TRANSACTIONS = KeyType(1, "transactional id")
 
 CONCURRENT_BACKOFF = Backoff(5, 100)
-"""Pauses while the markers of a transactional id's last transaction are being written, which takes milliseconds."""
+"""Pauses between attempts while the coordinator answers that it is still writing the markers of the transactional id's
+previous transaction. The pauses are short, because writing the markers takes only milliseconds."""
 
 
 class Coordinator(NamedTuple):
@@ -123,8 +124,8 @@ def ask_coordinator(
 
 
 def is_concurrent(failure: object) -> bool:
-    """Return whether the coordinator is still ending the last transaction. In this case, the client
-    need not look up the coordinator again.
+    """Return whether `failure` means that the coordinator is still ending the previous transaction of the transactional
+    id. In this case, the client need not look up the coordinator again.
     """
     return isinstance(failure, ApiError) and failure.code == ErrorCode.CONCURRENT_TRANSACTIONS
 
@@ -135,7 +136,7 @@ def _error_code(answer: Message) -> int:
 
 
 def _not_named(key: str, key_type: KeyType) -> ApiError:
-    return ApiError(f"no broker names the coordinator of {key_type.noun} {key!r}")
+    return ApiError(f"the broker's answer does not state the coordinator of {key_type.noun} {key!r}")
 
 
 def ask_coordinators(

@@ -1,8 +1,8 @@
 """Operations on many items that fail independently: each item has its own result, or its own failure.
 
-The operations of `operations` succeed or fail as a whole. Commands that list groups, partitions or brokers need
-operations on single items, because the failure of one item must not hide the results of the other items. This module
-is the base of these operations.
+The operations in the module `operations` succeed or fail as a whole. Commands that list groups, partitions or brokers
+need operations on single items, because the failure of one item must not hide the results of the other items. This
+module is the base of these operations.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -53,8 +53,8 @@ def retry_temporary_failures(
     """Return the result of `attempt` for each key. A key with a temporary failure is attempted again, unless it was
     attempted ATTEMPTS_MAX times, or the call would time out. If the last attempt fails, too, the result is its failure.
 
-    With `until_timeout`, keys are attempted until no failure is temporary: every retriable error and every Unreachable
-    counts as temporary, and GaveUp is raised when the call times out.
+    With `until_timeout`, every retriable error and every Unreachable is regarded as a temporary failure. Keys with such
+    failures are attempted again until none is left. GaveUp is raised when the call times out.
     """
     is_temporary = is_retriable if until_timeout else _is_temporary
     results: Results[K, V] = {}

@@ -12,8 +12,8 @@ SHARED_BYTES = 64 << 10
 """Size of the buffer that all small frames share, in bytes. One read from the network returns at most this many
 bytes of small frames."""
 FIRST_BYTES_MAX = 16 << 20
-"""Upper bound on the memory that is allocated for a frame before its bytes have arrived, in bytes. The size comes
-from the peer, so memory beyond this bound is allocated only when the bytes arrive."""
+"""Upper bound, in bytes, on the memory that is allocated for a frame before the bytes of the frame arrive. The frame's
+size comes from the peer, so memory beyond this bound is allocated only when the bytes arrive."""
 
 
 class FrameReader:
@@ -95,7 +95,7 @@ class FrameReader:
 
 
 def _has_no_views(memory: bytearray) -> bool:
-    """Return whether no memoryview of `memory` exists. Python refuses to resize memory that has views."""
+    """Return True if there is no memoryview of `memory`. Python refuses to resize memory that has views."""
     try:
         memory.pop()
     except BufferError:

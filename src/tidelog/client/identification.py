@@ -3,10 +3,10 @@ proves that it is a broker of the cluster. The receiver proves that it is the br
 connect.
 
 Both sides know the incarnations of brokers. These are random texts in the metadata journal, and only processes that
-can use the metadata store can read them. The incarnations are never sent. Instead, each side sends a random number,
-and then a MAC (HMAC, RFC 2104) of both numbers and of the other fields of the claim (see below). The key of the MAC is
-made of the incarnations of the two brokers. Because the numbers are new on each connection, a recorded exchange proves
-nothing on another connection.
+can use the metadata store can read them. The incarnations are never sent. Instead, each side sends a random number and
+a MAC (HMAC, RFC 2104). The MAC is computed from the whole claim (see below), which contains the sender's number, and
+from the receiver's number. The key of the MAC is made of the incarnations of the two brokers. Because the numbers are
+new on each connection, a recorded exchange proves nothing on another connection.
 
 A broker that is not registered yet proves only that it can use the store: the key is made only of the receiver's
 incarnation. Such a connection is used only to register the broker.
@@ -79,9 +79,9 @@ class Challenge(NamedTuple):
         try:
             version, number, mac = _CHALLENGE.unpack(data or b"")
         except StructError:
-            raise BrokenProtocol("the response to the broker's claim has a wrong length") from None
+            raise BrokenProtocol("the response to this broker's claim has a wrong length") from None
         if version != FORMAT_VERSION:
-            raise BrokenProtocol(f"version {version} of the broker's challenge is unknown here")
+            raise BrokenProtocol(f"version {version} of the peer's challenge is unknown here")
         return cls(number, mac)
 
 
@@ -144,7 +144,7 @@ async def identify(link: "AsyncLink", identity: Identity, new_number: Callable[[
     """Identify this broker on a new connection. `new_number` returns NUMBER_BYTES random bytes.
 
     Raises ApiError if the peer does not accept this broker, BrokenProtocol if the peer is not the expected broker, and
-    OSError.
+    OSError if the connection ends.
     """
     claim = Claim(
         identity.broker_id, identity.receiver_id, bool(identity.incarnation), new_number(), identity.cluster_id

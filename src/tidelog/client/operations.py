@@ -2,8 +2,8 @@
 when to pause, and when to stop.
 
 An operation is a generator: it yields `AskAny`, `Ask` and `Pause`, receives the responses, and returns its result.
-It does no I/O. Therefore a test can simulate the brokers, and blocking and asynchronous programs can make the same
-decisions (metadata, leaders, retries).
+It does no I/O. Therefore a test can simulate the brokers. A blocking program and an asynchronous program can use the
+same operations, which make the decisions about metadata, leaders and retries.
 """
 
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
@@ -87,7 +87,7 @@ class Ask(NamedTuple):
 
 class Pause(NamedTuple):
     """Wait before the next attempt. If the call would time out during the pause, GaveUp is thrown into the generator
-    instead. Its cause is `because`.
+    instead, with `because` as its cause.
     """
 
     delay_ms: int
@@ -249,7 +249,7 @@ def fetch(
 ) -> Operation[Fetched]:
     """Return record batches of one partition, from `offset` on. Returns THROTTLED if the client is over its quota.
 
-    Raises OffsetOutOfRange, which names the offset.
+    Raises OffsetOutOfRange if `offset` is not in the log.
     """
     fetched: list[Fetched] = []
 
@@ -386,8 +386,8 @@ def refresh(cluster: Cluster, names: Sequence[str] | None, *, create: bool = Fal
 def _by_leader(
     cluster: Cluster, partitions: Iterable[TopicPartition]
 ) -> Operation[dict[Address, list[TopicPartition]]]:
-    """Return the partitions grouped by their leaders' addresses. Metadata is requested only for topics with an
-    unknown leader.
+    """Return the partitions grouped by their leaders' addresses. Metadata is requested only for the topics of
+    the partitions whose leader is unknown.
     """
     requested = list(partitions)
     unknown = list(dict.fromkeys(tp.topic for tp in requested if cluster.leader(tp) is None))

@@ -32,9 +32,7 @@ V = TypeVar("V")
 def list_offsets(
     cluster: Cluster, backoff: Backoff, timestamps: Mapping[TopicPartition, int], isolation: int
 ) -> Operation[Results[TopicPartition, ListedOffset]]:
-    """Return the offset that `operations.list_offsets` returns for each partition. If a partition fails, its failure is
-    returned in place of the offset.
-    """
+    """For each partition, return the same offset as `operations.list_offsets`, or the failure of the partition."""
 
     def attempt(remaining: list[TopicPartition]) -> Operation[Results[TopicPartition, ListedOffset]]:
         results: Results[TopicPartition, ListedOffset] = {}
@@ -63,7 +61,7 @@ def list_offsets(
 def fetch(
     cluster: Cluster, positions: Mapping[TopicPartition, int], limits: FetchLimits
 ) -> Operation[Results[TopicPartition, Fetched]]:
-    """Fetch record batches of each partition from its offset on, in one attempt.
+    """Fetch record batches of each partition, beginning at its offset in `positions`. There is only one attempt.
 
     If the records of all partitions together exceed `limits`, a broker returns records of the partitions that are
     listed first in `positions`.

@@ -96,8 +96,8 @@ class Reader:
         return max(0.0, min((self._not_before_s.get(tp, now_s) for tp in self.positions), default=now_s) - now_s)
 
     def poll(self, now_s: float) -> list[Event]:
-        """Fetch once and return the events. Waits for records up to `max_wait_ms` of the limits. If every partition
-        waits after a failure, this method does not fetch and returns no events.
+        """Fetch once and return the events. The fetch waits at most `max_wait_ms` (one of the limits) for records. If
+        every partition waits after a failure, this method does not fetch and returns no events.
 
         The records of a partition are in the order of their offsets.
         """
@@ -168,7 +168,7 @@ class Reader:
             target = max(target, listed.offset) if timestamp == EARLIEST else min(target, listed.offset)
         self.positions[tp] = target
         if target > position:
-            return [Skipped(tp, position, target, "they are no longer in the log")]
+            return [Skipped(tp, position, target, f"the log starts at {target}")]
         if target < position:
             return [Skipped(tp, target, position, f"the log ends at {target}")]
         return []
@@ -193,7 +193,7 @@ class Reader:
         return Stopped(tp, self.positions.pop(tp), reason)
 
     def _forget_failure(self, tp: TopicPartition) -> None:
-        """Remove the failure of a partition that was read again, or that is no longer read."""
+        """Remove the failure of a partition whose fetch has succeeded, or that is no longer read."""
         for state in (self.failures, self._attempts, self._not_before_s):
             state.pop(tp, None)
 
@@ -218,7 +218,7 @@ def whole_batches(records: memoryview, check_crcs: bool) -> tuple[list[BatchHead
             break
         elif check_crcs and not header.crc_ok():
             offsets = f"offsets {header.base_offset} to {header.last_offset}"
-            damage = f"{offsets}: the CRC-32C is not {header.crc:#010x} as stated"
+            damage = f"{offsets}: the CRC-32C is not the stated {header.crc:#010x}"
         if damage:
             return headers, MalformedMessage(damage)
         headers.append(header)

@@ -37,7 +37,7 @@ from tidelog.wire.messages.write_txn_markers import (
 
 
 class TransactionFilter(NamedTuple):
-    """The conditions for the transactional ids that a broker lists. It lists only the ids that satisfy all of them."""
+    """Conditions for transactional ids. A broker lists only the ids that satisfy all conditions."""
 
     states: Sequence[str] = ()
     """States in the spelling of brokers (`PrepareCommit`); empty for all states."""
@@ -62,7 +62,7 @@ class TransactionListing(NamedTuple):
     failures: dict[int, Failure]
     """The brokers that did not list their transactions, each with the reason."""
     unknown_states: list[str]
-    """States of the filter that a broker does not know."""
+    """The filter's states that at least one broker does not know."""
 
 
 class Transaction(NamedTuple):
@@ -75,7 +75,7 @@ class Transaction(NamedTuple):
     state: str
     timeout_ms: int
     started_ms: int | None
-    """Time at which the last transaction began, even if it has ended; None if there was none."""
+    """Time at which the last transaction began, even if it has ended; None if there was no transaction."""
     partitions: list[TopicPartition]
     """Partitions of the transaction whose markers are not written yet."""
 
@@ -88,13 +88,13 @@ class ActiveProducer(NamedTuple):
     last_sequence: int
     last_timestamp_ms: int
     coordinator_epoch: int
-    """Epoch of the coordinator that wrote the producer's last marker; -1 if the partition has no marker of it."""
+    """Epoch of the coordinator that wrote the last marker for the producer; -1 if the partition has no such marker."""
     start_offset: int | None
-    """First offset of the producer's open transaction; None if it has none in this partition."""
+    """First offset of the producer's open transaction in this partition; None if there is no such transaction."""
 
 
 class ProducerIdAndEpoch(NamedTuple):
-    """The producer id and the epoch of a transactional id, for example after older producers were fenced."""
+    """The producer id and the producer epoch of a transactional id, for example as `fence` returns them."""
 
     producer_id: int
     producer_epoch: int
@@ -104,7 +104,7 @@ NO_PRODUCER = ProducerIdAndEpoch(-1, -1)
 
 
 def list_transactions(cluster: Cluster, backoff: Backoff, wanted: TransactionFilter) -> Operation[TransactionListing]:
-    """Ask each broker for the transactional ids that it coordinates. Return the ids of all brokers, sorted. Raises
+    """Ask each broker for the transactional ids that it coordinates. Return all these transactional ids, sorted. Raises
     GaveUp when no broker answers in time.
 
     A broker whose version cannot express the filter has an entry in `failures`.
@@ -145,7 +145,7 @@ def describe_transactions(
 ) -> Operation[Results[str, Transaction]]:
     """Return the state of each transactional id. An unknown id fails with TRANSACTIONAL_ID_NOT_FOUND.
 
-    `until_timeout` is for callers that cannot do without the states: see `each.retry_temporary_failures`.
+    `until_timeout` is for callers that cannot continue without the states: see `each.retry_temporary_failures`.
     """
 
     def attempt(names: list[str]) -> Operation[Results[str, Transaction]]:
@@ -285,7 +285,7 @@ def fence(
 
     With `expected`, raises ApiError PRODUCER_FENCED if the transactional id has another producer id, or if it has
     another epoch and no open transaction (KIP-360). An open transaction is aborted even if its epoch is not the
-    expected epoch. Raises ApiError also for other errors that a repetition does not help.
+    expected epoch. Also raises ApiError for every other error that is not retriable.
     """
     request = InitProducerIdRequest(
         transactional_id=transactional_id,

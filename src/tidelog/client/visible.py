@@ -7,8 +7,8 @@ from tidelog.wire.batches import ABORT, HEADER_BYTES, BatchHeader
 
 
 def visible_batches(headers: Iterable[BatchHeader], fetched: Fetched, isolation: int) -> Iterator[BatchHeader]:
-    """Yield the batches whose records a reader returns. Control batches are omitted. With read_committed, batches of
-    aborted transactions are omitted, too.
+    """Yield the batches whose records an application may see. Control batches are omitted. If `isolation` is
+    READ_COMMITTED, batches of aborted transactions are omitted, too.
     """
     aborted: dict[int, None] = {}
     upcoming = sorted(fetched.aborted, key=lambda transaction: transaction[1], reverse=True)
@@ -23,7 +23,7 @@ def visible_batches(headers: Iterable[BatchHeader], fetched: Fetched, isolation:
 
 
 def _is_abort(header: BatchHeader) -> bool:
-    """Return whether a control batch is an abort marker. A control batch contains one record. Its key
+    """Return whether a control batch is an abort marker. A control batch contains one record. The key of this record
     consists of a version and a type, each of which has 16 bits (KIP-98).
 
     Before the key are the record's length, attributes, timestamp delta, offset delta and key length. Each of these

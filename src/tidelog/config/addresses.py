@@ -26,7 +26,10 @@ def normal_ip(text: str) -> str | None:
 
 @lru_cache(maxsize=1)
 def counts_by_address(text: str) -> Mapping[str, int]:
-    """Parse a text like `127.0.0.1:100,::1:5` into counts by normal address. Raises ValueError with the reason."""
+    """Parse a text like `127.0.0.1:100,::1:5`. Return the count for each address, by the address's normal form.
+
+    Raises ValueError with the reason.
+    """
     counts: dict[str, int] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         address, _, count = item.rpartition(":")

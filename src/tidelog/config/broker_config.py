@@ -1,7 +1,7 @@
 """The settings of one broker.
 
 Dynamic settings are those that were altered while a broker was running. Precedence, from the highest: dynamic settings
-of this broker, dynamic settings of all brokers, flags, environment variables, the file, defaults.
+for this broker only, dynamic settings for all brokers, flags, environment variables, the file, defaults.
 """
 
 import re
@@ -49,7 +49,7 @@ SERVICE_LINK = re.compile(
 
 LEASE_MS_MIN = 2000
 """Shortest allowed term of a lease, in milliseconds. A holder stops relying on its lease some time before the end of
-the term, and must be able to renew it several times."""
+the term. Until then, it must have time for several attempts to renew the lease."""
 
 
 class ConfigError(Exception):
@@ -152,9 +152,9 @@ class BrokerConfig:
         self.ignored: list[IgnoredName] = []
         """Names in the file and the environment that `load` ignored. The broker warns about each at the start."""
         self.dynamic_cluster: Mapping[str, str] = {}
-        """The texts of the dynamic settings of all brokers."""
+        """The texts of the dynamic settings for all brokers."""
         self.dynamic_own: Mapping[str, str] = {}
-        """The texts of the dynamic settings of this broker."""
+        """The texts of the dynamic settings for this broker only."""
         self.generation = 0
         """Number that increases with every change by `apply_dynamic`. Caches of derived values compare it to notice
         a change."""
@@ -221,9 +221,9 @@ class BrokerConfig:
         return _default_value(name)
 
     def apply_dynamic(self, cluster: Mapping[str, str], broker_settings: Mapping[str, str]) -> None:
-        """Apply the dynamic settings of all brokers (`cluster`) and of this broker (`broker_settings`). The settings
-        of this broker have precedence over the settings of all brokers, and both have precedence over the settings
-        from the start.
+        """Apply the dynamic settings for all brokers (`cluster`) and for this broker only (`broker_settings`). The
+        settings for this broker have precedence over the settings for all brokers, and both have precedence over the
+        settings from the start.
         """
         if cluster != self.dynamic_cluster or broker_settings != self.dynamic_own:
             self.dynamic_cluster = cluster
@@ -286,7 +286,7 @@ class BrokerConfig:
 
     @property
     def data_directory(self) -> str:
-        """The first data directory, for messages."""
+        """The first data directory, for log lines and error texts."""
         return self.data_directories[0]
 
     @property
@@ -352,10 +352,12 @@ class BrokerConfig:
         advertised = {e.listener: e for e in self._configured_advertised()}
         for name, endpoint in advertised.items():
             if name not in endpoints:
-                raise InvalidValue("advertised.listeners", endpoint, f"listeners has no listener of the name {name}")
+                raise InvalidValue("advertised.listeners", endpoint, f"the setting listeners has no listener {name}")
             if endpoint.host in WILDCARDS:
                 raise InvalidValue(
-                    "advertised.listeners", endpoint, "clients cannot connect to a wildcard; name a host they can reach"
+                    "advertised.listeners",
+                    endpoint,
+                    "clients cannot connect to a wildcard: set a host that they can reach",
                 )
         for name, endpoint in endpoints.items():
             if endpoint.host in WILDCARDS and name not in advertised:
@@ -369,7 +371,7 @@ class BrokerConfig:
             raise InvalidValue(
                 "inter.broker.listener.name",
                 self.get("inter.broker.listener.name"),
-                f"listeners has no listener of this name, only {', '.join(endpoints)}",
+                f"the setting listeners has no listener of this name, only {', '.join(endpoints)}",
             )
         for assignor in self.get("group.consumer.assignors"):
             if assignor not in CONSUMER_ASSIGNORS:

@@ -1,4 +1,4 @@
-"""Broker settings of addresses, limits, logs and the defaults of topics. Only Tidelog has the settings `durability`,
+"""Broker settings: addresses, limits, logs, and defaults of topic settings. Only Tidelog has the settings `durability`,
 `durability.interval.ms`, `metadata.store` and `record.validation`; all other settings are Kafka's (4.3).
 """
 
@@ -171,7 +171,7 @@ KEYS: tuple[Key, ...] = (
         "log.cleaner.dedupe.buffer.size",
         LONG,
         "134217728",
-        doc="Memory for the keys of one compaction pass, 192 bytes each. When full, the next pass compacts the rest.",
+        doc="Memory for the keys of a compaction pass, 192 bytes for each key. If it is full, the next pass continues.",
         effect=True,
     ),
     Key(
@@ -209,7 +209,7 @@ KEYS: tuple[Key, ...] = (
         "log.cleaner.io.max.bytes.per.second",
         DOUBLE,
         "1.7976931348623157E308",
-        doc="Limit on the bytes per second that compaction reads and writes together.",
+        doc="Limit on the bytes per second that compaction reads and writes, added together.",
         effect=True,
     ),
     Key(
@@ -451,7 +451,7 @@ KEYS: tuple[Key, ...] = (
         INT,
         "1000",
         AtLeast(0),
-        doc="Limit on stored fetch sessions (KIP-227). Followers always get one, in place of a consumer's.",
+        doc="Limit on stored fetch sessions (KIP-227). A follower always gets one, if necessary instead of a consumer.",
         effect=True,
         read_only=True,
     ),
@@ -524,7 +524,7 @@ KEYS: tuple[Key, ...] = (
         LONG,
         None,
         AtLeast(0),
-        doc="Limit on the bytes per second copied by moves between data directories; no limit if it is not set.",
+        doc="Limit on the bytes per second that moves between data directories copy. By default, no limit.",
         effect=True,
         hidden=True,
     ),
@@ -550,7 +550,7 @@ KEYS: tuple[Key, ...] = (
         INT,
         "104857600",
         AtLeast(1),
-        doc="Largest request in bytes; a connection that announces a larger one is closed.",
+        doc="Largest request in bytes. If a client announces a larger request, its connection is closed.",
         effect=True,
         read_only=True,
     ),

@@ -12,7 +12,8 @@ KEYS: tuple[Key, ...] = (
         "match",
         Type.LIST,
         "",
-        doc="Clients to get metrics from, as NAME=PATTERN, separated by commas; empty for all clients.",
+        doc="Conditions that select clients: NAME=PATTERN, separated by commas; NAME is a property of a client, such as"
+        " client_id. Empty for all clients.",
     ),
     Key("metrics", Type.LIST, "", doc="Prefixes of metric names, separated by commas; * for all metrics."),
 )

@@ -96,8 +96,8 @@ def describe_group(
 
 
 def describe_client_metrics(own: Mapping[str, str], names: Iterable[str] | None) -> list[SettingDescription]:
-    """Describe a client metrics subscription. A setting that is not set has no synonyms, because no other layer
-    supplies values.
+    """Describe a client metrics subscription. A setting that the subscription does not set has no synonyms, because
+    there is no other layer that could set it.
     """
     descriptions: list[SettingDescription] = []
     for key in _select_keys(CLIENT_METRICS_KEYS, names, [own]):
@@ -171,7 +171,7 @@ def _select_keys(
 
 
 def _source_for_topics(key: Key, config: BrokerConfig) -> Source:
-    """Return the source of the value that the topic setting `key` has in a topic that does not set it."""
+    """Return the source of the value that a topic uses if it does not set the topic setting `key` itself."""
     for name, _ in key.synonyms:
         for layer, source in _broker_layers(config):
             if name in layer:
@@ -191,8 +191,8 @@ def _synonyms(name: str, config: BrokerConfig) -> list[Synonym]:
     """Return the values of `name` and its synonyms in all layers, as the texts that were set, in the order of
     precedence.
 
-    As in Kafka, the list begins with the first value of `name` itself. If a value of a synonym has precedence over
-    that value, it is left out.
+    As in Kafka, the list begins with the first value of `name` itself. Values of synonyms before this first
+    value are left out.
     """
     base = strip_listener_prefix(name)
     names = broker_synonyms(name) if base is None else (name, base)
@@ -211,8 +211,8 @@ def _synonyms(name: str, config: BrokerConfig) -> list[Synonym]:
 
 
 _NO_DEFAULT = ("node.id", "process.roles")
-"""Settings that must be set at the start in Kafka. Therefore Kafka lists no default for them. In Tidelog they are
-optional, and their default is listed only if they were not set at the start."""
+"""Kafka does not start without these settings, so it lists no default for them. In Tidelog they are optional: the
+default of such a setting is listed only if the setting has no static value."""
 
 
 def _shown_text(key: Key, text: str) -> str | None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from tidelog.config.key import InvalidValue
 from tidelog.model.addresses import host_port_text
 
-WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - clients cannot connect to these hosts, so none is advertised
+WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - clients cannot connect to these hosts, so they are never advertised
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 SUPPORTED_PROTOCOLS = ("PLAINTEXT",)
 

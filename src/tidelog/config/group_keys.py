@@ -1,4 +1,6 @@
-"""Settings of single groups. They can be set before the group exists. Broker settings `group.*` supply the defaults."""
+"""Settings of single groups. A group's settings can be set before the group exists. Most of their defaults are the
+values of broker settings `group.*`.
+"""
 
 import re
 
@@ -12,8 +14,8 @@ _DURATION = re.compile(
 )
 _SECONDS_IN = {"days": 86_400, "hours": 3600, "minutes": 60, "seconds": 1}
 _NUMBER_LENGTH_MAX = 20
-"""A number of a duration with more characters than this does not fit into 64 bits (except with leading zeros). Such a
-number is refused before it is converted, because the conversion of a very long text takes a long time."""
+"""Upper bound on the characters of a number in a duration. A longer number does not fit into 64 bits, unless it has
+leading zeros. It is refused before it is converted, because the conversion of a very long text takes a long time."""
 BY_DURATION = "by_duration:"
 
 

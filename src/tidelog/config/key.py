@@ -112,7 +112,7 @@ class OneOf(Validator):
 
 
 class OneOfIgnoringCase(OneOf):
-    """Accepts each of `values` in any case. The `values` themselves must be in upper case."""
+    """Accepts each of `values` in upper, lower or mixed case. The `values` themselves must be in upper case."""
 
     __slots__ = ()
 
@@ -213,7 +213,7 @@ _BITS = {Type.SHORT: 16, Type.INT: 32, Type.LONG: 64}
 
 
 def parse(key: Key, text: str) -> Value:
-    """Return the value of `text`, read as Kafka does. Raises InvalidValue."""
+    """Parse `text` as Kafka does, and return the value. Raises InvalidValue if the setting does not accept it."""
     # A character has at most 4 bytes in UTF-8, so only long texts are encoded to find out their size.
     if len(text) * 4 > TEXT_BYTES_MAX and len(text.encode()) > TEXT_BYTES_MAX:
         shown_text = HIDDEN if key.sensitive else f"{text[:20]}..."

@@ -46,8 +46,8 @@ _MECHANISM_SETTINGS = (
 
 ENVIRONMENT_PREFIX = "TIDELOG_"
 MISSPELLING_SIMILARITY_MIN = 0.8
-"""An unknown name counts as misspelt if its similarity (0 to 1) to a setting's name is at least this. A misspelt name
-in a file or in the environment is refused."""
+"""An unknown name is considered misspelt if its similarity (0 to 1) to a setting's name is at least this value. A
+misspelt name in a file or in the environment is refused."""
 
 
 class ChangeMode(Enum):
@@ -62,7 +62,7 @@ class ChangeMode(Enum):
 
 
 _SINGLE_BROKER_SETTINGS = ("cordoned.log.dirs", "principal.builder.class")
-"""Settings that can be changed only for single brokers. So can the settings of SASL and TLS (see `change_mode`)."""
+"""Settings that can be changed only for single brokers. `change_mode` adds settings of SASL and TLS to them."""
 _SINGLE_LISTENER_SETTINGS = (
     "ssl.key.password",
     "ssl.keystore.certificate.chain",

@@ -12,7 +12,8 @@ KEYS: tuple[Key, ...] = (
         INT,
         "1",
         AtLeast(1),
-        doc="Number of connections that this broker opens to each other broker to fetch partitions that it follows.",
+        doc="Number of connections that this broker opens to each of the other brokers, to fetch the partitions that "
+        "it follows.",
         effect=True,
     ),
     Key(
@@ -71,7 +72,7 @@ KEYS: tuple[Key, ...] = (
         STRING,
         None,
         doc="With org.apache.kafka.common.replica.RackAwareReplicaSelector, consumers that set client.rack fetch from "
-        "a replica in their rack. A broker of a cluster does not start with another class.",
+        "a replica in their rack. If this setting names another class, a broker of a cluster does not start.",
         effect=True,
         read_only=True,
     ),
@@ -97,7 +98,7 @@ KEYS: tuple[Key, ...] = (
         INT,
         "1",
         AtLeast(1),
-        doc="Length of one sample of replication.quota.window.num.",
+        doc="Length of each of the replication.quota.window.num samples, in seconds.",
         effect=True,
         read_only=True,
     ),

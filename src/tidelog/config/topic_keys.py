@@ -36,7 +36,8 @@ KEYS: tuple[Key, ...] = (
         INT,
         "9",
         Between(1, 17),
-        doc="Compression level, used if compression.type is lz4; 9 is the fast mode, other levels compress more.",
+        doc="Compression level, used if compression.type is lz4. 9 is the fast mode. All other levels, also lower "
+        "ones, compress more.",
         effect=True,
         synonyms=(("compression.lz4.level", 1),),
     ),
@@ -45,7 +46,7 @@ KEYS: tuple[Key, ...] = (
         STRING,
         "producer",
         OneOf(("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")),
-        doc="Codec of the stored batches; producer stores them as the producer sent them.",
+        doc="Codec of the stored batches. With the value producer, batches are stored as the producer sent them.",
         effect=True,
         synonyms=(("compression.type", 1),),
     ),
@@ -102,7 +103,7 @@ KEYS: tuple[Key, ...] = (
         LIST,
         "",
         ThrottledReplicas(),
-        doc="Replicas that fetch from their leaders at a limited rate, as PARTITION:BROKER; * for all.",
+        doc="Replicas, as PARTITION:BROKER, that fetch from their leaders at a limited rate; * for all replicas.",
         effect=True,
     ),
     Key(
@@ -119,7 +120,7 @@ KEYS: tuple[Key, ...] = (
         LIST,
         "",
         ThrottledReplicas(),
-        doc="Replicas that send to their followers at a limited rate, as PARTITION:BROKER; * for all.",
+        doc="Replicas, as PARTITION:BROKER, that send to their followers at a limited rate; * for all replicas.",
         effect=True,
     ),
     Key(
@@ -206,7 +207,7 @@ KEYS: tuple[Key, ...] = (
         INT,
         "1",
         AtLeast(1),
-        doc="Number of in-sync replicas that acks=all requires, but at most the number of all replicas.",
+        doc="acks=all requires this number of in-sync replicas. If a partition has fewer replicas, all are required.",
         synonyms=(("min.insync.replicas", 1),),
         effect=True,
     ),
@@ -269,7 +270,8 @@ KEYS: tuple[Key, ...] = (
         LONG,
         "0",
         AtLeast(0),
-        doc="Largest random time to subtract from segment.ms. So partitions begin new segments at different times.",
+        doc="Limit on the time that is subtracted from segment.ms. This time differs between partitions, so that they "
+        "begin new segments at different times.",
         synonyms=(
             ("log.roll.jitter.ms", 1),
             ("log.roll.jitter.hours", 3600000),

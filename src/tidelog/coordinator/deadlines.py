@@ -11,7 +11,7 @@ from tidelog.coordinator.decision import Decision, Moment
 
 STALE_MIN = 1000
 """`Deadlines.clear` rebuilds the heap if it has more stale entries than this, and more than half of its entries are
-stale. An entry is stale if its deadline was cleared, or was set to an earlier time and has a newer entry."""
+stale. An entry is stale if its deadline was cleared, or if a newer entry of its deadline has an earlier time."""
 
 
 class Deadline:
@@ -25,7 +25,7 @@ class Deadline:
         """The callback's first argument. The other two are the decision to which the callback adds its effects, and
         the current time."""
         self.at_ms: int | None = None
-        """Monotonic milliseconds; None if the deadline is not set. Only `Deadlines` changes it."""
+        """Monotonic milliseconds; None if the deadline is not set. Only `Deadlines` changes this attribute."""
         self._queued_ms: int | None = None
         """Time of the deadline's newest heap entry; None if the heap does not contain this entry any more."""
 
@@ -67,8 +67,8 @@ class Deadlines:
     def due(self, now_ms: int) -> Iterator[Deadline]:
         """Remove and yield the deadlines that are due, in the order of their heap entries.
 
-        A deadline that was postponed may still have the heap entry of its earlier time, so the order can differ
-        from the order of the times. Deadlines that become due by a call of `set` during the iteration are included.
+        A deadline that was postponed may still have the heap entry of its earlier time, so a deadline with
+        a later time can come first. Deadlines that become due by a call of `set` during the iteration are included.
         """
         heap = self._heap
         while heap and heap[0][0] <= now_ms:

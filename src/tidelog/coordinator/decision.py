@@ -28,14 +28,14 @@ class Moment(NamedTuple):
 
 
 class LoadOrder(Enum):
-    """Which records of its topic a core needs when the topic is loaded."""
+    """Which records of a topic its core needs when the topic is loaded."""
 
     LAST_OF_EACH_KEY = 1
     """Only the last committed record of each key. The records of transactions that are open at the end of the log
     follow after all others, as pending ones."""
     ALL_IN_ORDER = 2
     """All records in the order of the log, replayed as in live operation: the records of a transaction as pending ones,
-    and then its end. For topics in which a record of a key adds something to the earlier ones."""
+    and then its end. For topics in which a record adds something to earlier records of its key."""
 
 
 class Producer(NamedTuple):

@@ -69,7 +69,7 @@ class GroupCoordinators:
     """The requests to groups, as methods for the API handlers.
 
     Most results are passed to a `Reply`: either during the call or later, after the group has completed a rebalance or
-    the log has committed the records. If a method has no result, a success passes None to the `Reply`.
+    the log has committed the records. If a method has no result, the `Reply` gets None on success.
     """
 
     def __init__(
@@ -120,8 +120,8 @@ class GroupCoordinators:
         """Apply a metadata change after the partitions have applied it.
 
         Remove the offsets of deleted topics, and notify consumer groups of changed topics. Groups may have committed
-        millions of offsets in a deleted topic. Therefore the offsets are removed in steps, between which other requests
-        are served. If an awaitable is returned, the caller awaits it before it applies the next change.
+        millions of offsets in a deleted topic. Therefore the offsets are removed in steps, and requests are served
+        between the steps. If an awaitable is returned, the caller must await it before the next change.
         """
         self._followed_image = new
         self._settings.consumer.assignment_interval_ms = self._config.group_consumer_assignment_interval_ms
@@ -169,8 +169,8 @@ class GroupCoordinators:
                     # The coordinator was closed or loaded again. Its remaining offsets do no harm, because offsets with
                     # the id of a deleted topic are never returned to clients.
                     break
-        # Groups are notified last. A heartbeat between this notification and the publication of the new image would
-        # compute an assignment from the old image, which contains the deleted topics.
+        # Groups are notified last, so that the new image is published soon after that. A heartbeat before the
+        # publication would compute an assignment from the old image, which contains the deleted topics.
         self._notify_topics_changed(old, new)
 
     def _notify_topics_changed(self, old: "MetadataImage", new: "MetadataImage") -> None:
@@ -254,11 +254,11 @@ class GroupCoordinators:
     def commit(
         self, commit: "OffsetCommit", reply: "Reply", verification: "Verification | None" = None
     ) -> "Steps[None]":
-        """Commit offsets. `reply` is called with a list of one ErrorCode for each offset.
+        """Commit offsets. `reply` is called with a list that has one ErrorCode for each offset.
 
         The records are encoded in steps, and appended as one batch in the last step. `verification` is set if a
-        transaction commits the offsets. The transaction coordinator has then confirmed that the group's partition
-        belongs to the transaction, and the last step checks that this confirmation is still valid.
+        transaction commits the offsets. In this case, the transaction coordinator has confirmed that the group's
+        partition belongs to the transaction, and the last step checks that this confirmation is still valid.
         """
         from tidelog.coordinator.group.offsets import prepare_commit
 
@@ -289,7 +289,8 @@ class GroupCoordinators:
     ) -> None:
         """Append a marker to a partition of `__consumer_offsets`, and commit or drop the transaction's offsets.
 
-        On success, `reply` is called with None, otherwise with an ApiError. Raises ApiError if nothing was appended.
+        Raises ApiError if nothing was appended; `reply` is not called in this case. Otherwise `reply` is called with
+        None on success, or with an ApiError.
         """
         self.host.coordinator_of(index).end_transaction(marker, producer, reply, is_commit=is_commit)
 
@@ -306,7 +307,7 @@ class GroupCoordinators:
                 core = coordinator.core
                 try:
                     decision, is_last = core.delete_some(group_id, coordinator.now())
-                except GroupIdNotFound as error:  # an earlier deletion request may not be committed yet
+                except GroupIdNotFound as error:  # the group's earlier deletion may not be committed yet
                     coordinator.answer(reply, error, core.durable.next_offset(group_id))
                     return
                 if is_last:
@@ -319,7 +320,9 @@ class GroupCoordinators:
             self._groups_being_deleted.pop(group_id, None)
 
     def delete_offsets(self, group_id: str, offsets: "Sequence[tuple[str, int]]", reply: "Reply") -> None:
-        """Delete committed offsets. `reply` is called with a list of one ErrorCode for each (topic, partition)."""
+        """Delete committed offsets. `offsets` are pairs (topic, partition). `reply` is called with a list that has one
+        ErrorCode for each pair.
+        """
         self._check_group_id(group_id)
         coordinator = self.host.coordinator(group_id)
         core = coordinator.core
@@ -341,8 +344,8 @@ class GroupCoordinators:
         """Read the group's offsets. `reply` is called with the result of `read` when the records with these offsets are
         committed.
 
-        `read` is called with the group, or with None if the group does not exist, and with the keys of its offsets in
-        open transactions.
+        `read` is called with two arguments: the group (None if it does not exist), and the keys of the group's offsets
+        in open transactions.
         """
         coordinator = self.host.coordinator(group_id)
         core = coordinator.core
@@ -359,7 +362,8 @@ class GroupCoordinators:
         """Yield all groups of this broker. If a partition's log is offline, or its load has failed repeatedly, its
         groups are omitted, so that one failed log does not hide all other groups.
 
-        Raises CoordinatorLoadInProgress or CoordinatorNotAvailable while other groups are not loaded.
+        Raises CoordinatorLoadInProgress or CoordinatorNotAvailable while the groups of any other partition are not
+        loaded.
         """
         for coordinator in self.host.coordinators():
             coordinator.check_groups_known()
@@ -438,7 +442,7 @@ def _check_member_id_prefix(request: "JoinGroupRequest", client_id: str) -> None
 
 
 def hyphenated_uuid(random_bytes: bytes) -> str:
-    """Return the UUID in the form that ends a member id: 36 characters, including 4 hyphens."""
+    """Return the text of the UUID that is the end of a member id: 36 characters, including 4 hyphens."""
     text = random_bytes.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 

@@ -1,4 +1,7 @@
-"""The coordinators of one internal topic on this broker. Groups and transactions have one `CoordinatorHost` each."""
+"""The coordinators of one internal topic on this broker.
+
+One `CoordinatorHost` serves all groups, and another one serves all transactions.
+"""
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator
@@ -24,11 +27,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.coordinator")
 
 WITHOUT_CONTROLLER = (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT)
-"""The errors of a change if there is no controller, or if the controller does not answer in time."""
+"""Errors with which a metadata change fails if there is no controller, or if the controller does not answer in time."""
 C = TypeVar("C", bound="Core")
 
 CACHED_KEYS_MAX = 20_000
-"""Upper bound on the cached partition numbers of keys. A key is a group id or a transactional id."""
+"""Upper bound on the number of keys whose partitions are cached. A key is a group id or a transactional id."""
 
 
 class CoordinatorHost(Generic[C]):
@@ -55,12 +58,12 @@ class CoordinatorHost(Generic[C]):
         incarnation: str | None,
         perform: "Perform | None" = None,
     ) -> None:
-        """`perform` carries out the effects of the cores' decisions, if they have any.
+        """`perform` carries out the effects of the cores' decisions. It is None if no decision has an effect.
 
         `incarnation` identifies this run of the broker. It is None if no other broker uses the metadata store. In
-        that case, every leader epoch in the metadata belongs to this run. If it is not None, no partition is served
-        until the metadata says that this run is registered, because older leader epochs may belong to the broker's
-        previous run.
+        that case, every leader epoch in the metadata belongs to this run. If `incarnation` is not None, the metadata
+        may still contain leader epochs of the broker's previous run. So no partition is served until the metadata says
+        that this run is registered.
         """
         self.topic = topic
         self._runtime = runtime
@@ -211,7 +214,7 @@ class CoordinatorHost(Generic[C]):
         return self._partition_index(key, self._partition_count)
 
     async def make_topic(self) -> None:
-        """Create the topic, when it is needed for the first time. Raises CoordinatorNotAvailable."""
+        """Create the topic if it does not exist yet. Raises CoordinatorNotAvailable if it cannot be created."""
         timeout_ms = None if self._incarnation is None else CONTROLLER_TIMEOUT_MS
         try:
             (topic_result,) = (
@@ -229,7 +232,7 @@ class CoordinatorHost(Generic[C]):
         await self.wait_for_loads()  # Empty logs load immediately, so the client need not retry.
 
     def address_of(self, key: str, listener: str) -> "tuple[int, Endpoint]":
-        """Return the id of the broker that coordinates the key, and its address for clients of this broker's
+        """Return the id of the broker that coordinates the key, and the address of that broker for clients that use
         `listener`.
 
         Raises CoordinatorNotAvailable if no broker coordinates the key now.

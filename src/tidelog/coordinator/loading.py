@@ -62,9 +62,9 @@ class Loader:
     """One load of a partition.
 
     The core's `load_order` says which records are replayed. For LAST_OF_EACH_KEY, only the last committed record of
-    each key is decoded and replayed, since the topic is compacted. The last record is the one with the highest offset,
-    wherever the marker is that commits it (KIP-98). The records of transactions that are still open at the end of the
-    log are replayed after all others.
+    each key is decoded and replayed, since the topic is compacted. The last record is the one with the highest offset.
+    The position of the marker that commits a record does not matter (KIP-98). The records of transactions that are
+    still open at the end of the log are replayed after all others.
     """
 
     def __init__(self, name: str, log: "LogView", core: "ReplayCore", tasks: "Tasks") -> None:
@@ -79,10 +79,11 @@ class Loader:
         self._open_transactions: dict[int, _OpenTransaction] = {}
         """The transactions whose end has not been read yet, by producer id."""
         self._latest_during_transactions: dict[bytes, StoredRecord] = {}
-        """The last committed record of each key, among the records that were committed while another transaction was
-        open. The dict is emptied when no transaction is open."""
+        """For each key, the last of the records that were committed while a transaction of another producer was open.
+        The dict is emptied when no transaction is open."""
         self._deleted_during_transactions: dict[bytes, int] = {}
-        """The offset of the last tombstone of each key, among the same records."""
+        """For each key, the offset of the last tombstone that was committed while a transaction of another producer was
+        open. This dict, too, is emptied when no transaction is open."""
         self._records_in_turn = 0
         self.records = 0
         """Number of records read so far."""
@@ -188,7 +189,7 @@ class Loader:
             self._latest_records[stored.key] = stored
 
     def _replay_batch(self, records: list[Record], header: BatchHeader, producer: Producer) -> None:
-        """Replay a batch as when it was written. Raises MalformedMessage."""
+        """Replay a batch exactly as it was replayed after its append. Raises MalformedMessage."""
         next_offset = header.next_offset
         for record in records:
             if header.is_control:

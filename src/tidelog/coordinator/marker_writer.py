@@ -6,8 +6,9 @@ again.
 
 A partition that knows a higher epoch of the producer, or of the coordinator, refuses the marker permanently. The
 marker then counts as written. Either the transaction is no longer open in the partition, or another coordinator has
-taken over. In the second case, this coordinator cannot commit records any more, so it does not matter what it
-counts. In Kafka, the transaction would remain in its PREPARE state until another broker became the coordinator.
+taken over. In the second case, this coordinator cannot commit records any more, so it can safely consider the marker
+to be written. Kafka instead stops writing the transaction's markers. The transaction then remains in its PREPARE state
+until another broker becomes the coordinator.
 """
 
 import logging
@@ -54,8 +55,9 @@ WriteLocally = Callable[[WriteTxnMarkersRequest], Awaitable[WriteTxnMarkersRespo
 class _Work:
     """The markers of one transaction that are being written for its coordinator.
 
-    It is hashed by its identity. A hash of the markers would be computed from all partitions of the transaction, for
-    each of its partitions, which would block the event loop for seconds.
+    A `_Work` is hashed by its identity, because `_add` looks it up once for each partition of the transaction. If each
+    look-up computed a hash of the markers, it would read all these partitions, and the event loop would be blocked for
+    seconds.
     """
 
     __slots__ = ("coordinator", "core", "markers")
@@ -70,15 +72,16 @@ class _Work:
     def is_current(self) -> bool:
         """Whether the core is still in use. If another core was loaded in the meantime, that core has begun to write
         the same markers, and this work must not continue. Otherwise a marker could be sent after the transaction is
-        complete. With version 1, the producer's next transaction has the same epoch, so this marker would end it.
+        complete. With transaction version 1, the producer's next transaction has the same epoch, so the marker would
+        end this next transaction.
         """
         coordinator = self.coordinator
         return coordinator.is_open and coordinator.is_loaded and coordinator.core is self.core
 
 
 class MarkerWriter:
-    """Writes markers. Each broker gets one request at a time. It contains the markers that wait for this broker, up to
-    PARTITIONS_PER_REQUEST_MAX.
+    """Writes markers. Each broker gets one request at a time. The request contains the markers that wait for this
+    broker, up to PARTITIONS_PER_REQUEST_MAX.
     """
 
     def __init__(
@@ -89,8 +92,8 @@ class MarkerWriter:
         write_locally: WriteLocally,
         channels: "BrokerChannels | None",
     ) -> None:
-        """`write_locally` appends markers to partitions that this broker leads. `channels` lead to the other brokers;
-        None if there are none.
+        """`write_locally` appends markers to partitions that this broker leads. `channels` are the connections to the
+        other brokers; None if there are no other brokers.
         """
         self._tasks = runtime.tasks
         self._node_id = node_id
@@ -98,7 +101,7 @@ class MarkerWriter:
         self._write_locally = write_locally
         self._channels = channels
         self._waiting: dict[int, dict[_Work, dict[Partition, None]]] = {}
-        """Markers that are not sent yet, by the broker that leads their partitions."""
+        """For each broker, the markers that must still be sent to it."""
         self._senders: dict[int, asyncio.Task[None]] = {}
         """For each broker with markers, the task that sends them."""
         self._is_closed = False
@@ -115,7 +118,7 @@ class MarkerWriter:
         work = _Work(coordinator, markers)
         if markers.partitions:
             self._add(work, markers.partitions)
-        else:  # no marker is needed, so the core must learn that the transaction is complete
+        else:  # no marker is needed: the core must learn at once that the transaction is complete
             self._report(work, ())
 
     def close(self) -> None:
@@ -152,13 +155,14 @@ class MarkerWriter:
 
     def _add_later(self, work: _Work, partitions: "Iterable[Partition]") -> None:
         """After a pause, add the markers again, for the brokers that lead the partitions at that time. Markers of other
-        transactions do not wait for this.
+        transactions do not wait for this pause.
         """
         self._tasks.call_later(RETRY_DELAY_S, self._add, work, partitions)
 
     async def _send_all(self, broker_id: int) -> None:
         """Send the markers that wait for this broker, until there are none. If the broker does not answer, it gets its
-        next request after a pause. The unanswered markers are then sent to the brokers that lead the partitions by now.
+        next request after a pause. The unanswered markers are then sent to the brokers that lead the partitions at
+        that time.
         """
         waiting = self._waiting[broker_id]
         try:
@@ -180,8 +184,8 @@ class MarkerWriter:
             del self._senders[broker_id]
 
     async def _send(self, broker_id: int, batch: "dict[_Work, dict[Partition, None]]") -> None:
-        """Send one request, and remove from `batch` the markers that the broker has answered. After an
-        exception, `batch` keeps the markers that must be sent again.
+        """Send one request, and remove from `batch` the markers that the broker has answered. The caller must send
+        again the markers that remain in `batch`, even after an exception.
         """
         for work in [work for work in batch if not work.is_current]:
             del batch[work]

@@ -83,7 +83,7 @@ if TYPE_CHECKING:
         def when_committed(self, next_offset: int, listener: Callable[[ApiError | None], None]) -> None: ...
 
     class Core(Protocol):
-        """A pure coordinator. Only `replay` changes its durable state."""
+        """A pure coordinator. Only the replay of records and markers changes its durable state."""
 
         @property
         def load_order(self) -> LoadOrder: ...
@@ -117,7 +117,8 @@ SLOW_LOAD_S = 0.1
 
 C = TypeVar("C", bound="Core")
 Perform: TypeAlias = Callable[["CoordinatorPartition[Any]", Any], None]
-"""Begins to carry out an effect of a decision of this coordinator. It must not raise."""
+"""A function that gets a coordinator and an effect of one of its decisions, and begins to carry out the effect. It must
+not raise."""
 
 
 class CoordinatorPartition(Generic[C]):
@@ -190,8 +191,8 @@ class CoordinatorPartition(Generic[C]):
 
     @property
     def is_open(self) -> bool:
-        """False from `close` on, or from the first append that finds that the leader epoch has ended. While it is True,
-        another core may be loaded.
+        """False after `close`, and after an append has found that the leader epoch has ended. While it is True,
+        there may be no core, or a new core that has replaced the earlier one.
         """
         return not self._is_closed
 
@@ -342,7 +343,9 @@ class CoordinatorPartition(Generic[C]):
             self.partition.when_committed(awaited_offset, partial(self._answer_after_commit, replies))
 
     def _answer_after_commit(self, replies: list[tuple[Reply, Any]], error: ApiError | None) -> None:
-        """Send the replies after the commit, or an error if the records can no longer be committed."""
+        """Send the replies after the commit. If the wait for the commit has failed with `error`, send an error instead,
+        and replace the core.
+        """
         unsent = list(replies)
         replies.clear()  # so that `_end_waits` does not refuse them
         if error is not None:
@@ -471,8 +474,8 @@ class CoordinatorPartition(Generic[C]):
 
     def _is_current(self, log: "PartitionLogView") -> bool:
         """Return whether `log` is still the log to load. The log may have been replaced because the partition moved to
-        another directory, or it may have been deleted. After the end of the leader epoch, no log is loaded, because
-        this broker may truncate it while a thread reads it.
+        another directory, or it may have been deleted. After the leader epoch has ended, the log must not be loaded,
+        because this broker may truncate the log while a thread reads it.
         """
         return self.partition.log is log and not self.partition.deleted and not self._is_closed
 
@@ -502,7 +505,8 @@ class CoordinatorPartition(Generic[C]):
         self.apply(decision)
 
     def _perform_later(self, core: C, effects: list[Any]) -> None:
-        """Begin effects of a load that followed failed appends. With each failure, the pause becomes longer.
+        """Begin the effects of a load after a pause, because appends failed before the load. Each further failed append
+        makes the pause longer.
 
         On a full disk, the completion of an effect cannot be recorded in the log, so the log is loaded again and again.
         If each load began its effects at once, each transaction would get ten markers in a second.
@@ -516,8 +520,8 @@ class CoordinatorPartition(Generic[C]):
         self._tasks.call_later(delay_s, begin)
 
     def _schedule_load(self) -> None:
-        """Schedule a new load, unless a load is scheduled already. One failed append may make several replies fail,
-        and each failed reply calls this method.
+        """Schedule a new load, unless a load is scheduled already. One event may make several waits for a commit fail,
+        and each failed wait calls this method.
         """
         if not self._is_closed and self._reload_timer is None:
             self._reload_timer = self._tasks.call_later(self._reload_delay_s, self._reload)

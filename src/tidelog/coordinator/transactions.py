@@ -35,8 +35,9 @@ class ListedTransaction(NamedTuple):
 class TransactionCoordinators:
     """The requests about transactions, as methods for the API handlers.
 
-    Results are passed to a `Reply`: during the call, or when the records are committed. Every method with a
-    transactional id raises ApiError if this broker does not coordinate the id at present.
+    The result of a request is passed to its `Reply`: during the call, or later, when the records of
+    `__transaction_state` on which the result depends are committed. Every method with a transactional id raises
+    ApiError if this broker does not coordinate the id at present.
     """
 
     def __init__(
@@ -89,7 +90,9 @@ class TransactionCoordinators:
     # Requests
 
     async def initialize(self, transactional_id: str, timeout_ms: int, expected: "Producer", reply: "Reply") -> None:
-        """Give the producer an id and an epoch (InitProducerId). On success, `reply` is called with this Producer."""
+        """Give the producer an id and an epoch (InitProducerId). On success, `reply` is called with a Producer that
+        contains both.
+        """
         from tidelog.coordinator.transaction.core import InitCall
 
         _check_id(transactional_id)
@@ -116,8 +119,8 @@ class TransactionCoordinators:
         version: int,
         reply: "Reply",
     ) -> None:
-        """Add partitions to the producer's transaction, and begin one if it has none. On success, `reply` is called
-        with None.
+        """Add partitions to the producer's open transaction. If the producer has no open transaction, begin one. On
+        success, `reply` is called with None.
 
         `version` is the transaction version that the client uses: V2, or 0 for every older version.
         """
@@ -129,8 +132,8 @@ class TransactionCoordinators:
     def verify_partitions(
         self, transactional_id: str, producer: "Producer", partitions: "Collection[Partition]", reply: "Reply"
     ) -> None:
-        """Find out which partitions belong to the producer's transaction. On success, `reply` is called with a list of
-        one ErrorCode for each partition.
+        """Find out which partitions belong to the producer's transaction. On success, `reply` is called with a list
+        that contains one ErrorCode for each partition.
         """
         _check_id(transactional_id)
         coordinator = self.host.coordinator(transactional_id)
@@ -170,7 +173,7 @@ class TransactionCoordinators:
         state, awaited_offset = coordinator.core.find(transactional_id)
         answer: Transaction | ApiError | None = state
         if state is None:
-            answer = ApiError("", ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)  # without a message, as Kafka
+            answer = ApiError("", ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)  # without a message, as in Kafka
         coordinator.answer(reply, answer, awaited_offset)
 
     def listing(self) -> Iterator[ListedTransaction]:

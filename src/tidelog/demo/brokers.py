@@ -48,7 +48,7 @@ def brokers_of(count: int, directory: Path, settings: dict[str, object]) -> Brok
 class BrokerFault:
     """Kills the busiest broker of a cluster in the middle of the sale, and starts it again.
 
-    If there is only one broker, it does nothing.
+    If there is only one broker, this class does nothing.
     """
 
     def __init__(self, brokers: Broker | Cluster, client_settings: dict[str, Any]) -> None:
@@ -91,7 +91,7 @@ class BrokerFault:
         return f"broker {self.takeover.killed} started again"
 
     def _kill_busiest(self, cluster: Cluster) -> Takeover:
-        """Kill the broker that leads the most partitions of the sale, and wait until they have other leaders."""
+        """Kill the broker that leads the most partitions of the sale, and wait until these have other leaders."""
         leaders = self._leaders()
         victim = max(cluster.numbers, key=list(leaders.values()).count)
         led_partitions = [partition for partition, leader in leaders.items() if leader == victim]
@@ -108,8 +108,8 @@ class BrokerFault:
             time.sleep(POLL_S)
 
     def _leaders(self) -> dict[tuple[str, int], int]:
-        """Return the leader of every partition of orders and events. A topic is omitted if no broker answers the
-        request for it.
+        """Return the leader of every partition of the topics ORDERS and EVENTS. A topic is omitted if no broker answers
+        the request for this topic.
         """
         leaders: dict[tuple[str, int], int] = {}
         for topic in (ORDERS, EVENTS):

@@ -1,5 +1,5 @@
 """The checker reads the topics, the ledger, the files of the readers and the Parquet files itself, and compares them.
-It does not use the output of the other parts.
+It does not use the numbers that the other parts of the demo print.
 
 python -m tidelog.demo.checker BOOTSTRAP DIRECTORY
 
@@ -23,7 +23,7 @@ from tidelog.demo.readers import READERS, event_id, read_events_seen
 BATCH_S = 0.2
 """Longest time, in seconds, for which one batch of records is collected."""
 SILENCE_S = 10
-"""Without a record for this time, in seconds, a topic is considered unreadable."""
+"""If no record of a topic arrives for this time, in seconds, the topic is considered unreadable."""
 
 
 class Evidence(NamedTuple):

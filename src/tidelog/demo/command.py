@@ -40,7 +40,7 @@ def flash_sale(
         int, typer.Option("--orders-per-s", min=1, metavar="N", help="Maximum orders per second of one worker.")
     ] = 700,
     expiry: Annotated[
-        float, typer.Option("--expiry", min=0.1, metavar="SECONDS", help="Orders that waited longer expire.")
+        float, typer.Option("--expiry", min=0.1, metavar="SECONDS", help="Orders expire after this waiting time.")
     ] = 15.0,
     bursts: Annotated[int, typer.Option("--bursts", min=1, metavar="N", help="Orders arrive in N bursts.")] = 3,
     brokers: Annotated[

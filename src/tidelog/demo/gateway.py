@@ -16,7 +16,7 @@ from tidelog.demo.orders import ORDERS, read_orders
 def replay(bootstrap: str, *, expiry_ms: int, bursts: int, pause_s: float) -> float:
     """Send every order. Return the longest time, in seconds, for which an order waited for its acknowledgement.
 
-    Raises RuntimeError if the broker rejects an order.
+    Raises RuntimeError if an order is not acknowledged.
     """
     producer = Producer(
         {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, "compression.type": "lz4"}
@@ -43,7 +43,7 @@ def replay(bootstrap: str, *, expiry_ms: int, bursts: int, pause_s: float) -> fl
         if start + burst_size < len(orders):
             time.sleep(pause_s)
     if errors:
-        raise RuntimeError(f"{len(errors)} orders were rejected: {errors[0]}")
+        raise RuntimeError(f"{len(errors)} orders were not acknowledged: {errors[0]}")
     return longest_wait_s
 
 

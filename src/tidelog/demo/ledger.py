@@ -34,7 +34,7 @@ CREATE INDEX unpublished ON outbox (published, event_id) WHERE published = 0;
 
 
 class Event(NamedTuple):
-    """A row of the outbox. `body` is JSON without the id."""
+    """A row of the outbox. `body` is JSON without the event's id."""
 
     event_id: int
     product: str

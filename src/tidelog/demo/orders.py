@@ -40,14 +40,14 @@ class Order(NamedTuple):
 
 
 class SkippedLines(NamedTuple):
-    """Numbers of lines that are not sales, by reason."""
+    """How many lines are not sales, by reason."""
 
     cancellations: int
     not_positive: int
 
 
 def read_orders() -> tuple[list[Order], SkippedLines]:
-    """Return every sale of the data set, in the sequence of the file, and the numbers of skipped lines."""
+    """Return every sale of the data set, in the sequence of the file, and how many lines were skipped."""
     orders: list[Order] = []
     cancellations = not_positive = 0
     for number, row in enumerate(_rows()):

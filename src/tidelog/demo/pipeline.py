@@ -6,8 +6,8 @@ suggestions for reorders to the topic `reorders`.
 The program starts Spark, waits for a line on stdin, and then processes the events that are in the topic. The next run
 continues where the previous one stopped.
 
-Each micro-batch goes to two sinks of one query. With two sinks in the declaration, Spark would run two queries, which
-read the topic twice and take longer to start.
+The declaration has one sink, which passes each micro-batch on to two other sinks. If the declaration had two sinks,
+Spark would run two queries, which would read the topic twice and take longer to start.
 """
 
 import sys
@@ -52,8 +52,8 @@ def declared(directory: Path) -> Pipeline:
 
 
 class SalesAndReorders(NamedTuple):
-    """A sink that summarises each micro-batch for two other sinks. A micro-batch may be repeated after a failure. Both
-    sinks recognise its number and write it only once, so this sink does not have to.
+    """A sink that summarises each micro-batch for two other sinks. A micro-batch may be repeated after a failure. The
+    two sinks recognise it by its number and write it only once, so this sink passes it on without a check.
     """
 
     sales: Sink

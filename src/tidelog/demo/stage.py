@@ -80,7 +80,7 @@ class Result(NamedTuple):
     samples: list[Sample]
     verdict: dict[str, Any]
     left_out: tuple[int, int]
-    """Numbers of lines that are not sales; see `orders.SkippedLines`."""
+    """How many lines of the data set are not sales, by reason; see `orders.SkippedLines`."""
     duration_s: float
     takeover: Takeover | None = None
     """With several brokers: the consequences of the kill of one broker."""
@@ -132,7 +132,7 @@ class Stage:
             log.close()
 
     def start(self, name: str, module: str, *arguments: object) -> subprocess.Popen[str]:
-        log = open(self._log(name), "w")  # noqa: SIM115 - closed at the end of the block
+        log = open(self._log(name), "w")  # noqa: SIM115 - closed by __exit__
         self._logs.append(log)
         self._processes[name] = subprocess.Popen(
             [sys.executable, "-m", f"tidelog.demo.{module}", self.bootstrap, *map(str, arguments)],
@@ -295,8 +295,8 @@ def _watch(stage: Stage, fault: BrokerFault, expected: int, display: Display) ->
     """Take samples until the gateway has ended, every order is settled, all readers have processed all events, and
     `fault` is over.
 
-    When KILL_AT_PERCENT of the orders are settled, kill worker-1 and start another worker. `fault` kills a broker and
-    starts it again. Raises SaleFailed.
+    When KILL_AT_PERCENT of the orders are settled, kill worker-1 and start another worker. If there are several
+    brokers, `fault` kills one of them and starts it again. Raises SaleFailed.
     """
     observer = Observer(stage.bootstrap, stage.plan.directory)
     samples: list[Sample] = []
@@ -318,7 +318,8 @@ def _watch(stage: Stage, fault: BrokerFault, expected: int, display: Display) ->
                 return samples
             if at_s > SALE_TIMEOUT_S:
                 raise SaleFailed(
-                    f"not settled after {SALE_TIMEOUT_S} s: {sample.queue} orders waiting; see {stage.plan.directory}"
+                    f"the sale has not ended after {SALE_TIMEOUT_S} s, and {sample.queue} orders are not settled; "
+                    f"see {stage.plan.directory}"
                 )
             time.sleep(SAMPLE_S)
     finally:

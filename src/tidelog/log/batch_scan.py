@@ -33,10 +33,11 @@ BASE_SEQUENCE = 11
 COUNT = 12
 
 OFFSETS_MAX = 1 << 31
-"""The distance of a segment's offsets from its base offset is below this limit, because it is stored in 31 bits."""
+"""The indexes of a segment store offsets relative to the segment's base offset, in 31 bits. So each relative offset is
+below this limit."""
 WINDOW_BYTES = 16 * 1024
-"""Number of bytes that one read of headers returns while batches are small. After a larger batch, a read of
-LARGE_STEP_BYTES returns the next header."""
+"""Number of bytes that one read in `headers` returns, so that it contains several small batches. After a batch of at
+least this size, a read of LARGE_STEP_BYTES is enough for the next header."""
 LARGE_STEP_BYTES = 256
 WHOLE_WINDOW_BYTES = 1 << 20
 """Number of bytes that one read of whole batches returns. The read returns more if a batch is larger."""
@@ -117,7 +118,7 @@ def headers(
                     file.path, position, f"{available} bytes are left, but a batch header needs {HEADER_BYTES}"
                 )
         fields: Fields = unpack(chunk, at)
-        # This loop uses the numbers of the fields instead of the constants above, since looking up a name takes time.
+        # Looking up a name takes time. So this loop has the indexes as numbers, and does not use the constants above.
         size = fields[1] + LENGTH_END
         if (
             fields[0] < next_offset

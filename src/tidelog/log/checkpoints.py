@@ -6,8 +6,8 @@
     meta.properties: Java properties (cluster.id, node.id or broker.id, version, directory.id)
     partition.metadata (one in each partition): version: 0 / topic_id: 22 characters
 
-Each function that parses a file raises CorruptLog with the position in bytes. An empty checkpoint is accepted and has
-no entries, because Kafka may leave empty files.
+If a file is corrupt, the function that parses it raises CorruptLog with the position in bytes. Kafka may leave empty
+files, so an empty checkpoint is accepted. It has no entries.
 """
 
 from collections.abc import Iterable, Mapping
@@ -41,7 +41,7 @@ def _join_lines(lines: list[str]) -> bytes:
 
 
 class OffsetsCopy(dict[TopicPartition, int]):
-    """A copy of the offsets of all partitions. It also remembers which partitions have changed since the last copy.
+    """A copy of the offsets of all partitions. It also knows which partitions have changed since the previous copy.
 
     Formatting ten thousand entries takes several milliseconds, in which the event loop waits for the interpreter lock
     again and again. So a checkpoint that is written every second formats only the entries that changed.
@@ -74,7 +74,7 @@ class OffsetsCopy(dict[TopicPartition, int]):
 
 
 class CheckpointText:
-    """Formats one checkpoint file. It remembers the last lines, so that only changed entries are formatted again."""
+    """Formats one checkpoint file. It keeps the line of each entry, so only changed entries are formatted again."""
 
     __slots__ = ("_lines",)
 
@@ -84,7 +84,8 @@ class CheckpointText:
     def format(self, offsets: Mapping[TopicPartition, int], changed: Iterable[TopicPartition] | None) -> bytes:
         """Return the text of a checkpoint file with these offsets.
 
-        `changed`: the keys of entries that differ from the offsets of the last call; None if these are unknown.
+        `changed` contains the keys whose offsets were changed, added or removed since the previous call. It is None if
+        these keys are unknown.
         """
         lines = self._lines
         if changed is None:
@@ -157,7 +158,7 @@ def parse_partition_metadata(data: bytes, path: str) -> bytes:
         properties[name.strip()] = value.strip()
         position += len(raw) + 1
     if properties.get("version") != "0" or "topic_id" not in properties:
-        raise CorruptLog(path, 0, "expected version: 0 and a topic_id")
+        raise CorruptLog(path, 0, "expected the lines 'version: 0' and 'topic_id: ...'")
     try:
         return uuid_from_text(properties["topic_id"])
     except ValueError as error:

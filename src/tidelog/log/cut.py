@@ -6,8 +6,8 @@ loop.
     3. install  loop    the log has its new end, epochs and producers
 
 Before `begin`, the caller persists a recovery point that is not above the new end. If the power fails at any step,
-the remaining log ends between the new end and the old one, because each file is removed only after the removal of all
-later files is durable.
+the remaining log ends between the new end and the old end, because each segment is removed only after the removal of
+all segments with higher offsets is durable.
 
 `PartitionLog.begin_cut` and `PartitionLog.install_cut` are the steps on the loop. Between these two steps only the
 thread may use the segments: no flush, retention, compaction or move of the log may run.
@@ -77,7 +77,7 @@ class Cut:
         self.end_offset = offset
         """After `run`: the new end. It is below `offset` if a batch began below `offset` and contained it."""
         self.recovery_point = offset if empties else recovery_point
-        """The recovery point after the cut is this offset or the new end, whichever is lower."""
+        """The recovery point after the cut is this value or the new end, whichever is lower."""
         self.epochs = LeaderEpochs(epochs.entries())
         self.epochs.dirty = epochs.dirty
         self.producers = ProducerState()

@@ -2,8 +2,8 @@
 partition.
 
 A directory that fails, at the start or later, is not used until the next start, and its partitions are offline. If no
-usable directory holds a partition, the partition is created only in two cases. Either it is new on this broker, or all
-directories can be used, and no directory looks as if its disk were not mounted.
+usable directory holds a partition, the partition is created only in two cases: if it is new on this broker, or if all
+directories can be used and none of them looks as if its disk were not mounted.
 """
 
 import logging
@@ -65,7 +65,7 @@ class _UnsettledMove(NamedTuple):
     copy: DataDirectory
     old: DataDirectory
     discarded: DataDirectory
-    """Either `copy` or `old`. The records in this directory are not used."""
+    """Either `copy` or `old`: the directory whose files of this partition are not used."""
 
 
 class DataDirectories:
@@ -168,7 +168,7 @@ class DataDirectories:
         self._settle_moves()
 
     def _remove_empty(self, created_paths: Sequence[str]) -> None:
-        """Remove new directories that contain nothing but a lock file, children before their parents."""
+        """Remove new directories that contain at most a lock file. Remove children before their parents."""
         for path in reversed(created_paths):
             if self._disk.exists(path) and set(self._disk.list(path)) <= {LOCK}:
                 self._disk.remove_tree(path)
@@ -226,7 +226,7 @@ class DataDirectories:
 
     def _check(self) -> None:
         """Raise UnusableDirectories if no directory can be used, if the metadata store is possibly in a directory that
-        cannot be used, or if there are two stores or two directories with the same id.
+        cannot be used, if two directories contain a store, or if two directories have the same id.
         """
         if not self.online and not self._missing:
             reasons = "; ".join(f"{path}: {reason}" for path, reason in self.failed.items())
@@ -234,8 +234,8 @@ class DataDirectories:
         store_paths = [d.path for d in self.online if self._disk.exists(f"{d.path}/{METADATA_STORE}")]
         if len(store_paths) > 1:
             raise UnusableDirectories(
-                f"{METADATA_STORE} lies in {' and in '.join(store_paths)}: directories of two brokers, or an old copy; "
-                "leave one of them out of log.dirs"
+                f"{METADATA_STORE} lies in {' and in '.join(store_paths)}: the directories belong to two brokers, or "
+                "one is a copy of the other; leave one of them out of log.dirs"
             )
         used_paths = [d.path for d in self.online if self._disk.exists(f"{d.path}/{META_PROPERTIES}")]
         may_be_in_failed_path = self.paths[0] in self.failed or (self.failed and used_paths)
@@ -285,7 +285,7 @@ class DataDirectories:
         for partition, holders in self._holders.items():
             if len(holders) < 2:
                 continue
-            # An id that cannot be read may equal any other id, so this is treated as a duplicate.
+            # An id that cannot be read may equal any other id, so the partition is treated as a duplicate.
             ids = [self._topic_id(d, partition) for d in holders]
             if None in ids or len(set(ids)) < len(ids):
                 paths = " and in ".join(d.path for d in holders)
@@ -323,8 +323,8 @@ class DataDirectories:
         return next((directory for directory in self.online if directory.path == path), None)
 
     def place(self, partition: TopicPartition, topic_id: bytes, *, new: bool) -> DataDirectory:
-        """Return the directory that holds the partition. If no directory holds it, choose the directory with the fewest
-        partitions that is not cordoned, and record that it holds the partition from now on.
+        """Return the directory that holds the partition. If no directory holds it, choose, among the directories that
+        are not cordoned, the one with the fewest partitions, and record that it holds the partition from now on.
 
         `new`: the partition is new on this broker. Raises StorageError if the directory of the partition is out of use,
         if the partition is possibly in a directory that is out of use or not mounted, or if no directory can be used.
@@ -357,8 +357,8 @@ class DataDirectories:
         usable = [d for d in self.online if d.path not in self.failed]
         if not usable:
             raise StorageError("no data directory can be used")
-        # If all directories are cordoned, the controller refuses clients' topics. But an internal topic still needs a
-        # directory.
+        # If all directories are cordoned, the controller refuses most new partitions. A partition that was created
+        # nevertheless, for example because the request named its replicas, still needs a directory.
         cordoned_paths = self.cordoned()
         return [d for d in usable if d.path not in cordoned_paths] or usable
 

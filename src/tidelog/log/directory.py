@@ -1,16 +1,16 @@
-"""One data directory of a broker: its lock, whether its last stop was clean, its checkpoints, its partitions.
+"""One data directory of a broker: its lock, its mark of a clean stop, its checkpoints, its partitions.
 
 Every method blocks. `open`, `inspect`, `lock` and `begin` are called before the broker runs, and `close_clean` after it
-has stopped. All other methods are thread-safe. But methods that write checkpoints (`write_...`, `adopt_start_offsets`,
-`retire`, `remove_retired`, `remove_entries`, `make_way`, `register_incoming`) must be called one at a time.
+has stopped. All other methods may be called from any thread. Two calls of methods that write checkpoints (`write_...`,
+`adopt_start_offsets`, `retire`, `remove_retired`, `remove_entries`, `make_way`, `register_incoming`) must not overlap.
 
 The entries of a deleted partition are removed from the checkpoints, durably, before a log of the same name is
 created. Otherwise the new log would look as if it had lost records at its end or start.
 
-A log's start offset is persisted before the first file below it is removed. Therefore a missing file above the start
-offset is noticed. In two cases, a log may lack its first files, and its start offset becomes the offset of the first
-file that exists: if the checkpoint of start offsets is missing or damaged, or if Kafka wrote the directory, because
-Kafka writes this checkpoint only at intervals.
+A log's start offset is persisted before any file below this offset is removed. Therefore a missing file above the
+start offset is noticed. There are two exceptions: the checkpoint of start offsets is missing or damaged, or Kafka wrote
+the directory (Kafka writes this checkpoint only at intervals). In these cases a log may lack its first files, and its
+start offset becomes the offset of the first file that exists.
 """
 
 import logging
@@ -68,7 +68,7 @@ class DataDirectory:
     def __init__(self, disk: "Disk", path: str, lock: "Lock | None") -> None:
         self.path = path
         self.clean = disk.exists(f"{path}/{CLEAN_MARKER}")
-        """Whether the last broker stopped cleanly, so that its logs need no recovery."""
+        """Whether the broker that used the directory last stopped cleanly. If so, the logs need no recovery."""
         self.is_blank = not disk.exists(f"{path}/{META_PROPERTIES}")
         """Whether no broker has ever used the directory."""
         self._disk = disk
@@ -86,18 +86,20 @@ class DataDirectory:
         self._start_offsets = self._read(LOG_START_OFFSETS)
         if LOG_START_OFFSETS not in self._checkpoints:
             self._take_start_offsets_from_files()
-        self._checkpoints[CLEANER_OFFSETS] = self._read_hints(CLEANER_OFFSETS, "every log is compacted completely")
+        self._checkpoints[CLEANER_OFFSETS] = self._read_hints(
+            CLEANER_OFFSETS, "every log is compacted again from its start"
+        )
         self._high_watermarks = self._read_hints(HIGH_WATERMARKS, "high watermarks are determined again")
         if self._high_watermarks:
             self._checkpoints[HIGH_WATERMARKS] = dict(self._high_watermarks)
         self._latest.update(self._checkpoints)
         self._latest[LOG_START_OFFSETS] = dict(self._start_offsets)
         self._preserved: dict[TopicPartition, None] = {}
-        """Partitions whose entries are preserved until the caller's checkpoints contain them. These partitions were
-        just opened, or could not be opened."""
+        """Partitions that were just opened or moved here, or that could not be opened. Their known entries stay in the
+        checkpoints until `write_checkpoints` gets the recovery points of these partitions."""
         self._retired: dict[TopicPartition, None] = {}
-        """Deleted partitions. Nothing is written about them until a log of that name is created. Their old entries
-        are removed by the next write of each checkpoint."""
+        """Partitions whose entries were removed. They get no new entries until a log of the same name is opened or
+        moved here. If a checkpoint on the disk still has an old entry, the next write of this checkpoint removes it."""
 
     @classmethod
     def open(cls, disk: "Disk", path: str) -> "DataDirectory":
@@ -196,9 +198,9 @@ class DataDirectory:
         key = TopicPartition(topic, index)
         self._preserved[key] = None
         path = f"{self.path}/{key}"
-        stored_id = self._read_id(path, new=new)
+        stored_id = self._read_id(path, accept_damage=new)
         if stored_id != topic_id and (stored_id is not None or self._belongs_to_older_topic(key, path, new=new)):
-            raise InTheWay(f"{path} or its checkpoint entries belong to an earlier topic of that name")
+            raise InTheWay(f"{path} or its checkpoint entries belong to an older topic of the same name")
         self._retired.pop(key, None)
         log = PartitionLog.open(
             self._disk,
@@ -219,14 +221,14 @@ class DataDirectory:
             log.reader.may_have_holes = True
         return log
 
-    def _read_id(self, path: str, *, new: bool) -> bytes | None:
-        """Return the topic id, or None if the file is missing. `new` means that the partition is being created or
-        removed. If the id cannot be read, return UNREADABLE_ID if `new` is true, and raise CorruptLog otherwise.
+    def _read_id(self, path: str, *, accept_damage: bool) -> bytes | None:
+        """Return the topic id in the file `partition.metadata`, or None if this file is missing. If the file is
+        damaged, return UNREADABLE_ID if `accept_damage` is true, and raise CorruptLog otherwise.
         """
         try:
             return read_partition_metadata(self._disk, path)
         except CorruptLog:
-            if new:
+            if accept_damage:
                 return UNREADABLE_ID
             raise
 
@@ -264,11 +266,11 @@ class DataDirectory:
         if self.has_entries_of(key):
             self.remove_entries(key)
         path = f"{self.path}/{key}"
-        stored_id = self._read_id(path, new=True)
+        stored_id = self._read_id(path, accept_damage=True)
         if stored_id != topic_id and self._disk.exists(path):
             stray = self._free_name(key, stored_id or topic_id, STRAY_SUFFIX)
-            # The directory usually belongs to a deleted topic. But a damaged topic id has the same effect, so this is
-            # logged as an error.
+            # The directory usually belongs to a deleted topic. But it may also be the directory of this topic, with a
+            # damaged topic id. Therefore an error is logged.
             logger.error("partition of another topic put aside path=%s as=%s", path, stray)
             self._disk.rename(path, stray)
             self._disk.sync_dir(self.path)
@@ -283,13 +285,12 @@ class DataDirectory:
     def retire(
         self, logs: Mapping[TopicPartition, tuple[bytes, PartitionLog | None]]
     ) -> tuple[list[str], OSError | None]:
-        """Put partitions of deleted topics aside: remove their checkpoint entries, close their logs, and rename
-        their directories.
+        """Put removed partitions aside: remove their checkpoint entries, close their logs, rename their directories.
 
-        `logs`: for each partition the topic id, and the log, or None if the log is not open. All partitions are
-        tried. Returns the new paths, which the caller passes to `empty_retired` and `remove_retired`, and the first
-        error. If a full disk prevents the write of the checkpoints, this error is not returned, because
-        `remove_retired` removes the entries before it removes the directory.
+        `logs`: for each partition the topic id, and the log, or None if the log is not open. After an error, the
+        other partitions are still put aside. Returns the new paths, which the caller passes to `empty_retired` and
+        `remove_retired`, and the first error. If a full disk prevents the write of the checkpoints, this error is not
+        returned, because `remove_retired` removes the entries before it removes the directory.
         """
         first_error: OSError | None = None
         try:
@@ -306,8 +307,8 @@ class DataDirectory:
             try:
                 path = self._put_aside(key, topic_id, is_open=log is not None)
             except OSError as error:
-                # The next start logs this directory as a directory without a topic. A new topic of the same name puts
-                # it aside.
+                # At the next start, a warning reports this directory as unknown. When a topic of the same name is
+                # created, the directory is put aside.
                 logger.error("deleted partition not put aside partition=%s reason=%s", key, error)
                 first_error = first_error or error
             else:
@@ -326,7 +327,7 @@ class DataDirectory:
         path = f"{self.path}/{key}"
         suffix = DELETE_SUFFIX
         if not is_open:
-            stored_id = self._read_id(path, new=True)
+            stored_id = self._read_id(path, accept_damage=True)
             if stored_id not in (None, UNREADABLE_ID, topic_id) or not self._disk.exists(path):
                 return None  # if it belongs to an older topic, `make_way` will rename it
             if stored_id == UNREADABLE_ID:
@@ -430,8 +431,8 @@ class DataDirectory:
     def remove_retired(self, path: str) -> None:
         """Remove the checkpoint entries of a retired directory, and then the directory itself. Raises OSError.
 
-        The entries are kept if a new partition has the same name. As long as the retired directory exists, a broker
-        that starts knows that the entries do not belong to a missing log.
+        The entries are kept if a new partition has the same name. The directory is removed last, because while it
+        exists, the next start can see that the entries do not belong to a missing log.
         """
         stem = _stem_of_retired(path)
         key = None if stem is None else partition_of(stem)
@@ -471,7 +472,7 @@ class DataDirectory:
         self._write(HIGH_WATERMARKS, self._with_preserved(high_watermarks, self._high_watermarks))
 
     def high_watermark(self, key: TopicPartition) -> int:
-        """Return the partition's high watermark, as the checkpoint stated it at the start; 0 if it is unknown."""
+        """Return the partition's high watermark, as read from the checkpoint at the broker's start; 0 if unknown."""
         return self._high_watermarks.get(key, 0)
 
     def clean_offset(self, key: TopicPartition) -> int | None:
@@ -530,8 +531,8 @@ class DataDirectory:
         if changed is None or changed:
             text = self._texts.setdefault(name, CheckpointText())
             self._disk.write_atomic(f"{self.path}/{name}", text.format(offsets, changed))
-        # Necessary even if nothing was written: the next OffsetsCopy knows only its changes since this one. With
-        # these changes, the CheckpointText formats only a part of its lines again.
+        # This assignment is necessary even if nothing was written: the next OffsetsCopy knows only its differences from
+        # the OffsetsCopy `offsets`. With these differences, the CheckpointText formats only a part of its lines again.
         self._checkpoints[name] = offsets
 
     # Closing
@@ -559,7 +560,7 @@ def _acquire_lock(disk: "Disk", path: str) -> "Lock":
         return disk.lock(f"{path}/{LOCK}")
     except BlockingIOError:
         raise DirectoryInUse(
-            f"another broker runs in {path}: stop it, or choose another directory for this one"
+            f"another broker runs in {path}: stop it, or choose another directory for this broker"
         ) from None
 
 

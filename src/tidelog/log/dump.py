@@ -2,7 +2,8 @@
 
 Each entry is a dict with `file`, `kind`, `position` and other plain values. Keys and values of records are bytes or
 None. An entry of kind `damage` is the last entry of its file. An entry of kind `unwritten` is also the last entry of
-its file. It means that the rest of the segment consists of zeros, which Kafka preallocated. No file is changed. Blocks.
+its file. It means that the rest of the segment consists of zeros, which Kafka preallocated. The functions block the
+caller while they read files. They change no file.
 """
 
 from collections.abc import Callable, Iterator
@@ -149,7 +150,7 @@ def _record_entries(path: str, position: int, batch: memoryview, fields: Fields)
                 entry["marker"], entry["coordinator_epoch"] = MARKERS[marker[0]], marker[1]
             yield entry
     except ValueError as error:
-        raise CorruptLog(path, position, f"its records cannot be decoded: {error}") from error
+        raise CorruptLog(path, position, f"the batch's records cannot be decoded: {error}") from error
 
 
 def _offset_index_entries(disk: "Disk", path: str, base_offset: int) -> Iterator[Entry]:

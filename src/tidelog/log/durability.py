@@ -54,12 +54,11 @@ class Durability:
         self.recovery_point = opened.log_end_offset
         """All data below this offset is durable, including the files that recovery needs."""
         self._durable_offset = 0
-        """Every record below this offset is durable. The other files, which `recovery_point` includes, may not be
-        durable."""
+        """Every record below this offset is durable. The other files that recovery needs are possibly not durable."""
         self.directory_unsynced = False
         """Whether the log's directory may have entries that are not durable."""
         self._generation = 0
-        """Number of cuts of the log."""
+        """How many times the end of the log was cut off (see `before_cut`)."""
         self._roll_snapshots: dict[int, tuple[str, bytes]] = {}
         """Snapshots that the next plan writes. They were taken when a segment was rolled, or belong to an earlier plan
         that did not write them."""
@@ -73,13 +72,14 @@ class Durability:
         self._names_synced_offset = newest
         """`snapshot_offset` is at least this offset after the next sync of the directory."""
         self._snapshot_wanted = False
-        """Whether the next plan includes a snapshot at the log's end, see `cover`."""
+        """Whether `cover` needs a snapshot at the log's end in the next plan."""
         self._sync_wanted = False
         """Whether a plan is due although no records were appended, see `cover`."""
         self.disk_full = False
         """Whether the last attempt to write a snapshot failed because the disk was full."""
         self._snapshot_position = segments.active.size if newest == self.recovery_point else 0
-        """Position of the newest snapshot in the active segment; 0 if it is before that segment."""
+        """The size that the active segment had when the newest snapshot was taken; 0 if the snapshot is older than the
+        segment, or if the size is not known."""
 
     @property
     def durable_offset(self) -> int:
@@ -87,7 +87,7 @@ class Durability:
 
     @property
     def is_flush_due(self) -> bool:
-        """Whether a plan is due even if all records are durable: a snapshot or its name is not."""
+        """Whether a plan is due even if all records are durable, because a snapshot or its name is not durable."""
         return bool(self._roll_snapshots) or self._sync_wanted
 
     def cover(self, end_offset: int) -> bool:
@@ -95,12 +95,12 @@ class Durability:
 
         The plan makes a producer snapshot durable that includes these batches. Without it, a restart would find an
         older snapshot and would have to forget all producers, because the batches after the snapshot are missing. Then
-        a repeated batch would be appended twice, and a fenced producer could continue.
+        a batch that a producer sends again would be appended again, and a fenced producer could continue.
         """
         if end_offset <= self.snapshot_offset:
             return False
         if end_offset <= self._names_synced_offset:
-            self.directory_unsynced = True  # the file exists, so the sync of its name is enough
+            self.directory_unsynced = True  # the snapshot's file exists, so the sync of its name is enough
         elif end_offset > max(self._roll_snapshots, default=-1):
             self._snapshot_wanted = True
         self._sync_wanted = True
@@ -141,8 +141,8 @@ class Durability:
         self._snapshot_position = 0
 
     def after_cut(self, recovery_point: int) -> None:
-        """Record the recovery point after the cut. The cut has synced the directory, and has found the newest snapshot
-        sound.
+        """Record the recovery point after the cut. The cut has synced the directory, and has checked that the newest
+        snapshot is sound.
         """
         self.recovery_point = recovery_point
         self.snapshot_offset = self._names_synced_offset = max(self.snapshots.offsets, default=-1)
@@ -170,7 +170,7 @@ class Durability:
     ) -> FlushPlan:
         """Return a plan that makes all data below `end_offset`, the log's end, durable.
 
-        From now on, the work of the plan counts as done. Therefore the caller must run the plan, and then call
+        After this call, the work of the plan counts as done. Therefore the caller must run the plan, and then call
         `flushed` or `put_back`.
         """
         plan = FlushPlan(self._disk, end_offset, self._generation)
@@ -181,7 +181,7 @@ class Durability:
                 active.write_indexes()
             except OSError as error:
                 plan.error = error
-            # if entries are still pending, the disk is full; a later plan writes the snapshot
+            # if entries are still pending, the disk is probably full; a later plan writes the snapshot
             with_snapshot = not (active.index.pending or active.times.pending)
             self.disk_full |= not with_snapshot
         segments = self._segments.items[self._segments.floor(self.recovery_point) :]
@@ -260,8 +260,8 @@ class Durability:
     def flushed(self, plan: FlushPlan) -> None:
         """Record that a plan has run: its segments are synced, and the recovery point moves to its end.
 
-        If the disk was too full for the small files, only the durable offset moves. A plan from before a cut has no
-        effect.
+        If a temporary error, such as a full disk, postponed the small files, only the durable offset moves. A plan
+        that was made before a cut of the log has no effect.
         """
         if plan.generation == self._generation:
             for segment, size in plan.segments:

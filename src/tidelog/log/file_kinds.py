@@ -16,18 +16,19 @@ from tidelog.log.checkpoints import (
 from tidelog.model.ids import TopicPartition
 
 METADATA_STORE = "metadata.sqlite"
-"""Tidelog's metadata store. In a directory that contains it, start offsets are persisted before files below them are
-deleted."""
+"""Tidelog's metadata store. If a data directory contains this file, each log start offset in the directory is persisted
+before the segments below this offset are deleted."""
 
 METADATA_STORE_MARK = "metadata.store"
 """This file contains the address of the metadata store. It exists in a directory whose broker does not use
 METADATA_STORE."""
 
 DELETE_SUFFIX = "-delete"
-"""Suffix of the name of a partition's directory that will be removed: TOPIC-INDEX.ANYTHING-delete."""
+"""If the name of a partition's directory ends with this suffix (TOPIC-INDEX.ANYTHING-delete), the directory will be
+removed."""
 STEM_MAX = 209
-"""Maximum length, in bytes, of the part of such a name before the dot. If an id of 32 digits and a suffix follow this
-part, the name is still a legal file name."""
+"""Maximum length, in bytes, of TOPIC-INDEX in TOPIC-INDEX.ANYTHING-delete. If an id of 32 digits and a suffix follow
+TOPIC-INDEX, the name is still a legal file name."""
 CUT_MARK = "~"
 """Appended to a topic's name that was shortened because of STEM_MAX."""
 
@@ -44,7 +45,7 @@ class Kind(Enum):
     TRANSACTION_INDEX = "txnindex"
     PRODUCERS = "snapshot"
     METADATA_SNAPSHOT = "metadata snapshot"
-    """A snapshot of Kafka's controllers, as record batches. The first batch of each file has offset 0."""
+    """A snapshot of the metadata, written by Kafka's controllers as record batches. Its first batch has offset 0."""
     OFFSETS = "offsets"
     EPOCHS = "epochs"
     PARTITION = "partition"
@@ -60,7 +61,7 @@ class Kind(Enum):
 class FileKind(NamedTuple):
     kind: Kind
     base_offset: int
-    """The offset in the name; 0 if the name has none."""
+    """The offset in the name of a segment's file or of a producer snapshot; 0 for all other kinds."""
 
 
 SEGMENT_FILE_KINDS = (Kind.SEGMENT, Kind.OFFSET_INDEX, Kind.TIME_INDEX, Kind.TRANSACTION_INDEX)
@@ -79,7 +80,7 @@ _BY_NAME = {
 
 
 def file_kind(name: str) -> FileKind:
-    """Return the kind of a file, and the base offset in its name."""
+    """Return the kind and the base offset of the file with this name."""
     match = _SEGMENT_FILE.fullmatch(name)
     if match:
         return FileKind(_BY_SUFFIX[match[2]], int(match[1]))
@@ -111,8 +112,8 @@ def aside_stem(partition: TopicPartition) -> str:
 
 
 def retired_stem(name: str) -> str | None:
-    """Return the `aside_stem` of a deleted partition. `name` is the name of its directory, which will be removed.
-    The result is None for other names.
+    """Return the `aside_stem` in the name of a directory that will be removed; None if `name` does not end with
+    DELETE_SUFFIX.
     """
     return name.rpartition(".")[0] if name.endswith(DELETE_SUFFIX) else None
 

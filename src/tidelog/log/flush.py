@@ -69,7 +69,8 @@ class FlushPlan:
         self._disk = disk
         self.end_offset = end_offset
         self.generation = generation
-        """Number of cuts of the log before this plan. If a cut follows, `Durability.flushed` ignores the plan."""
+        """How many times the end of the log was cut off before this plan. If it is cut off again, `Durability.flushed`
+        ignores the plan."""
         self.error: OSError | None = None
         """The error, if making the plan failed."""
         self.segments: list[tuple[Segment, int]] = []

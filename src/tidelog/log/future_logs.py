@@ -3,9 +3,9 @@
     1. TARGET/TOPIC-N.RANDOM-future/   the copy grows until it has all records
     2. TARGET/TOPIC-N/                 the mark `takes-over` is written into the copy; then the copy is renamed to
                                        this name, durably
-    3. SOURCE/TOPIC-N.RANDOM-delete/   the old log is renamed; when that is durable, the mark is removed
+    3. SOURCE/TOPIC-N.RANDOM-delete/   the old log is renamed, durably; then the mark is removed
 
-Records that are appended during step 2 are copied after it. Records that are appended during step 2 or 3 are
+Records that are appended during step 2 are copied after step 2. Records that are appended during step 2 or 3 are
 acknowledged only after step 3. If a crash leaves two logs of the same name, the old one is used, because it has every
 acknowledged record. There is one exception: a mark with the content `final` means that the old log could not be
 renamed, and that the copy may have newer records.
@@ -30,7 +30,7 @@ _FUTURE = re.compile(r"(.+)-([0-9]{1,10})\.[0-9a-f]{32}-future")
 
 
 class UnfinishedCopy(NamedTuple):
-    """The copy of an interrupted move, found at the start."""
+    """The copy of an interrupted move, which the broker has found when it started."""
 
     partition: TopicPartition
     target: "DataDirectory"
@@ -77,11 +77,11 @@ def retire_log(disk: "Disk", source: str, partition: TopicPartition, random: byt
     Raises OSError. After an error, this function may be called again with the same `random`. If the process ends
     without a successful call, the next start uses this log and not the copy, unless `make_final` was called.
     """
-    old = f"{source}/{partition}.{random.hex()}{DELETE_SUFFIX}"
-    if not disk.exists(old):
-        disk.rename(f"{source}/{partition}", old)
+    retired = f"{source}/{partition}.{random.hex()}{DELETE_SUFFIX}"
+    if not disk.exists(retired):
+        disk.rename(f"{source}/{partition}", retired)
     disk.sync_dir(source)
-    return old
+    return retired
 
 
 def make_final(disk: "Disk", target: str, partition: TopicPartition) -> None:

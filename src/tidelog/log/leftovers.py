@@ -69,8 +69,8 @@ def settle_files(disk: "Disk", directory: str) -> DirectoryFiles:
 def _finish_swaps(disk: "Disk", directory: str, names: list[str]) -> None:
     """Finish the swaps that had begun: replace the segments whose offsets are covered by a `.swap` segment.
 
-    A `.log.cleaned` file shows that its swap had not begun. Therefore `.swap` files at its offset or above are
-    discarded, and only `.swap` files below it are finished.
+    A `.log.cleaned` file shows that its swap had not begun. Therefore `.swap` files at the offset of this file or above
+    are discarded, and only the swaps at lower offsets are finished.
     """
     incomplete_from = min(_base_offsets(names, LOG_SUFFIX + CLEANED_SUFFIX), default=1 << 63)
     for base_offset in sorted(
@@ -79,14 +79,14 @@ def _finish_swaps(disk: "Disk", directory: str, names: list[str]) -> None:
         if base_offset >= incomplete_from:
             continue
         path = f"{directory}/{file_name(base_offset, LOG_SUFFIX)}"
-        # If the log file already has its final name, the replaced files were already removed or renamed.
+        # While the name of the new log file ends with `.swap`, some of the replaced files may still have final names.
         if disk.exists(path + SWAP_SUFFIX):
             end_offset = max(_end_offset(disk, path + SWAP_SUFFIX, base_offset), base_offset + 1)
             for name in names:
                 kind, offset = file_kind(name)
                 if kind in SEGMENT_FILE_KINDS and base_offset <= offset < end_offset:
                     disk.remove(f"{directory}/{name}")
-            # Repeat the renames of the other files to `.swap`, because a power cut may have undone them.
+            # Rename the new index files to `.swap`, too. A crash may have prevented or undone these renames.
             for suffix in SUFFIXES[1:]:
                 cleaned = f"{directory}/{file_name(base_offset, suffix)}{CLEANED_SUFFIX}"
                 if disk.exists(cleaned):
@@ -106,7 +106,7 @@ def _finish_swaps(disk: "Disk", directory: str, names: list[str]) -> None:
 
 def remove_cleaned(disk: "Disk", directory: str) -> None:
     """Remove the `.cleaned` files of an interrupted compaction pass. If a `.log.cleaned` file remained, the next
-    start would discard a swap at its offset or above, even if that swap had begun.
+    start would discard every swap at the offset of this file or above, even a swap that had begun.
 
     Must not be called while there are `.swap` files, because an incomplete set of `.swap` files would then look
     complete. Blocks. A missing directory is not an error. Raises OSError.

@@ -1,8 +1,8 @@
 """Distinguish Tidelog's data directories from Kafka's, for `tidelog log verify`.
 
-Tidelog persists the start offset of a log before it deletes files below it; Kafka does not. A gap before a log's
-first segment is therefore damage only in Tidelog's directories. Only one data directory of a broker contains the
-metadata store. The broker's other directories have the same cluster and node id in their `meta.properties`.
+Before Tidelog deletes the first files of a log, it persists the new log start offset; Kafka does not. A gap before
+a log's first segment is therefore damage only in Tidelog's directories. Only one data directory of a broker contains
+the metadata store. The broker's other directories have the same cluster and node id in their `meta.properties`.
 """
 
 from collections.abc import Iterable
@@ -20,8 +20,8 @@ class TidelogDirectories:
     """The data directories that are known to belong to Tidelog brokers."""
 
     def __init__(self, disk: "Disk", paths: Iterable[str] = ()) -> None:
-        """`paths` are data directories, and files or directories in them. They are searched for the identities of
-        brokers.
+        """Each path is a data directory, or a file or directory in a data directory. The data directories are searched
+        for the identities of brokers.
         """
         self._disk = disk
         self._brokers: set[tuple[str, str]] = set()
@@ -34,8 +34,8 @@ class TidelogDirectories:
                     self._brokers.add(identity)
 
     def __contains__(self, directory: str) -> bool:
-        """Whether `directory` contains a broker's metadata store or the file with its address, or belongs to a broker
-        for which another known directory contains one of the two.
+        """Whether `directory` belongs to a Tidelog broker: it contains the broker's metadata store or the file with the
+        store's address, or its cluster id and node id are those of one of `_brokers`.
         """
         return self._has_metadata(directory) or (bool(self._brokers) and self._identity(directory) in self._brokers)
 

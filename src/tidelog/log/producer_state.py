@@ -1,9 +1,9 @@
 """The state of each producer id in a partition: epoch, the last five batches, the open transaction. Pure.
 
 The rules are those of Kafka 4.3 (KIP-98, KIP-360). If a producer sends one of its last five batches again, the batch
-is not appended again, and the response has the offsets of the first append. A batch of a known producer and epoch
-must follow the last batch. A new epoch begins at sequence 0. An unknown or forgotten producer id may begin at any
-sequence. Sequences wrap from 2^31-1 to 0.
+is not appended again, and the response has the offsets of the first append. If the producer and its epoch are known, a
+new batch must begin with the sequence that follows the last record's sequence. A new epoch begins at sequence 0. An
+unknown or forgotten producer id may begin at any sequence. Sequences wrap from 2^31-1 to 0.
 """
 
 from collections import deque
@@ -22,13 +22,13 @@ is one of them."""
 SEQUENCE_MAX = (1 << 31) - 1
 NO_SEQUENCE = -1
 PRODUCERS_MAX = 100_000
-"""Maximum number of producer ids in one partition. If there are more, the producers that were silent for the longest
-part of the log are forgotten, except those with an open transaction."""
+"""Maximum number of producer ids in one partition. If there are more, the producers whose last record or marker has the
+lowest offset are forgotten, except those with an open transaction."""
 FORGOTTEN_DIVISOR = 10
-"""If the limit is reached, PRODUCERS_MAX / FORGOTTEN_DIVISOR producers are forgotten at once. Therefore the search for
-the producers that were silent for the longest time is rare."""
+"""If the limit is reached, PRODUCERS_MAX / FORGOTTEN_DIVISOR producers are forgotten together. Therefore the search for
+the producers with the lowest last offsets is rare."""
 EXPIRY_SAMPLES = 8
-"""Number of log ends that `expire` remembers for one expiration time."""
+"""`expire` stores the log end offset again after 1/EXPIRY_SAMPLES of the expiration time, and not earlier."""
 
 
 class ProducedBatch(NamedTuple):
@@ -105,21 +105,21 @@ class ProducerState:
         self.open_transactions: dict[int, int] = {}
         """Producer ids of open transactions by first offset, ascending."""
         self._replicating: deque[CompletedTransaction] = deque()
-        """Completed transactions whose marker is possibly not below the high watermark yet, in the order of their
+        """Completed transactions whose marker may still be at or above the high watermark, in the order of their
         markers. See `forget_replicated`."""
         self.producers_max = producers_max
         self._past_ends: list[tuple[int, int]] = []
-        """Times and ends of the log at earlier calls of `expire`, ascending."""
+        """Pairs of the time of an earlier call of `expire` and the log end offset at this time, ascending."""
         self._verifications: dict[int, dict[object, int]] = {}
         """The verifications that are running for each producer id, with their epochs."""
 
     def begin_verification(self, producer_id: int, epoch: int) -> object:
         """Return a new object that stands for a question to the coordinator of the producer's transaction (KIP-890).
 
-        The object becomes invalid when a marker ends the transaction, since the coordinator's answer may then be about
-        a transaction that has ended. If the marker has a higher epoch, `marker_appended` makes the object invalid. If
-        it has the same epoch (before transaction version 2), WriteTxnMarkers calls `invalidate_verifications` with the
-        marker's epoch + 1.
+        The object becomes invalid when a marker ends the transaction, because the coordinator's answer may then be
+        about a transaction that has ended. If the marker's epoch is higher than `epoch`, `marker_appended` makes the
+        object invalid. If it is equal to `epoch` (before transaction version 2), WriteTxnMarkers calls
+        `invalidate_verifications` with the marker's epoch + 1.
 
         Raises InvalidProducerEpoch if the log has a higher epoch of the producer: then the batch is refused without a
         question.
@@ -203,10 +203,10 @@ class ProducerState:
     def check_coordinator_epoch(self, producer_id: int, coordinator_epoch: int, epoch_max: int) -> None:
         """Raise INVALID_REQUEST if a marker states a coordinator epoch that no coordinator has had.
 
-        `epoch_max` is the highest epoch of a coordinator that this broker knows; an earlier marker of the producer may
-        state a higher one. If an invented epoch was accepted, the partition would always refuse the markers of the real
-        coordinator, and the producer's transactions would stay open in this partition. If this broker does not know
-        the epoch of a real coordinator yet, the coordinator sends its marker again later.
+        `epoch_max` is the highest coordinator epoch that this broker knows. Epochs up to the epoch of the producer's
+        last marker are also accepted. If an invented epoch was accepted, the partition would always refuse the markers
+        of the real coordinator, and the producer's transactions would stay open in this partition. If this broker does
+        not know the epoch of a real coordinator yet, the coordinator sends its marker again later.
         """
         entry = self.entries.get(producer_id)
         if coordinator_epoch > max(epoch_max, -1 if entry is None else entry.coordinator_epoch):
@@ -221,7 +221,7 @@ class ProducerState:
         of the open transaction.
 
         A valid marker always has a higher epoch than the records of its transaction, so this one belongs to an earlier
-        transaction (KIP-1228). A marker that is repeated finds no open transaction.
+        transaction (KIP-1228). If no transaction is open, any epoch passes: the marker may be a repetition.
         """
         entry = self.entries.get(producer_id)
         if entry is not None and entry.transaction_start >= 0 and producer_epoch <= entry.epoch:
@@ -280,7 +280,7 @@ class ProducerState:
         return completed
 
     def aborted_by_marker(self, producer_id: int, offset: int) -> AbortedTransaction | None:
-        """Return the entry for the transaction index that an abort marker at `offset` needs. Call it before
+        """Return the entry that an abort marker at `offset` adds to the transaction index. Call this method before
         `marker_appended`. Returns None if the producer has no open transaction.
         """
         entry = self.entries.get(producer_id)
@@ -303,24 +303,25 @@ class ProducerState:
     def forget_replicated(self, high_watermark: int) -> None:
         """Forget the completed transactions whose marker is below the high watermark.
 
-        Code that appends markers calls this method, because many partitions are never read by consumers, for example
-        those of `__consumer_offsets`.
+        Reads call this method. But some partitions are never read by consumers, for example those of
+        `__consumer_offsets`. Therefore code that appends markers also calls this method.
         """
         replicating = self._replicating
         while replicating and replicating[0].last_offset < high_watermark:
             replicating.popleft()
 
     def expire(self, now_ms: int, expiration_ms: int, end_offset: int) -> int:
-        """Forget producers without an open transaction that were silent for `expiration_ms`. Returns their number.
+        """Forget producers that have no open transaction and were silent for `expiration_ms`. Returns the number of
+        forgotten producers.
 
-        `end_offset` is the end of the log. A producer is silent if its last timestamp is old, and if it has appended
-        nothing since an earlier call: the last call that was at least `expiration_ms` ago, or the first call if none
-        was so long ago. The timestamp alone does not show that a producer is silent: an active producer that copies
-        old records has old timestamps, too. If such a producer was forgotten, a batch that it sends again would be
-        appended twice.
+        `end_offset` is the end of the log. A producer was silent if its last timestamp is at least `expiration_ms` old,
+        and if it has appended nothing since an earlier call of this method: a call at least `expiration_ms` ago, or the
+        first call if no call was so long ago. The timestamp alone does not show that a producer was silent: an active
+        producer that copies old records has old timestamps, too. If an active producer was forgotten, a batch that it
+        sends again would be appended twice.
         """
         ends = self._past_ends
-        if ends and (not self.entries or now_ms < ends[-1][0]):  # the clock was set back
+        if ends and (not self.entries or now_ms < ends[-1][0]):  # no producers, or the clock was set back
             ends.clear()
         while len(ends) > 1 and now_ms - ends[1][0] >= expiration_ms:
             del ends[0]
@@ -353,7 +354,7 @@ class ProducerState:
         return entry
 
     def _forget_silent(self) -> None:
-        # The offset decides, not the timestamp, which clients choose: an active producer may write old timestamps.
+        # Compare offsets, not timestamps: clients choose the timestamps, so an active producer may write old ones.
         silent = sorted(
             (entry.last_offset, producer_id)
             for producer_id, entry in self.entries.items()

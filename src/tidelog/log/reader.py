@@ -27,7 +27,7 @@ POSITIONS_MAX = 16
 PLENTY = 1 << 31
 """A number of bytes that is larger than any fetch can request."""
 WARM_BYTES = 8 << 20
-"""Size of the end of the log that is assumed to be in the page cache, in bytes."""
+"""The last bytes of the log, up to this number, are assumed to be in the page cache."""
 SEARCHED_BYTES_MAX = 4 << 20
 """Maximum decompressed size, in bytes, of a batch whose records are searched by timestamp. If a batch of this size
 consists of the smallest possible records, the search takes a third of a second."""
@@ -47,7 +47,7 @@ class Slice(NamedTuple):
     `first_batch_offset` is the base offset of the first batch, which may be below the requested offset. `readable`
     is compared with `fetch.min.bytes`, as in Kafka. It is the number of bytes that the limits of the read (`bytes_max`
     and `end_offset`) allow, ignoring batch boundaries, but at least `size`. If the read may continue in the next
-    segment, it is `PLENTY`.
+    segment, `readable` is `PLENTY`.
     """
 
     file: "File | None"
@@ -70,7 +70,9 @@ class LogChanged(Exception):
 
 
 class ColdRead:
-    """Reads the bytes that the next read needs, so that they are in the page cache. `run` blocks. It is thread-safe."""
+    """Reads the bytes that the next read needs, so that they are in the page cache. `run` blocks its thread; any
+    thread may call it.
+    """
 
     __slots__ = ("_file", "_position", "_size")
 
@@ -87,8 +89,8 @@ class ColdRead:
 
 
 class LogReader:
-    """Finds batches in `segments`. The owner passes the end of the log. If compaction may have removed offsets, the
-    owner sets `may_have_holes`.
+    """Finds batches in `segments`. The owner passes the log end offset to `slice`. If compaction may have removed
+    offsets, the owner sets `may_have_holes`.
     """
 
     __slots__ = ("_positions", "_segments", "may_have_holes")
@@ -113,8 +115,8 @@ class LogReader:
         """Return whole batches of one segment. The first one is the batch that contains `start`; all batches are
         below `end_offset`.
 
-        If compaction has removed `start`, the next batch after it is the first one. The result is empty if no batch
-        from there on is below `end_offset`. Raises CorruptLog, OSError.
+        If compaction has removed `start`, the next batch after it is the first one. The result is empty if there is no
+        first batch, or if it is not below `end_offset`. Raises CorruptLog, OSError.
         """
         remembered = self._positions.get(start)
         if remembered is not None:
@@ -221,10 +223,11 @@ class LogReader:
     def aborted_transactions(
         self, start: int, end_offset: int, batches: Slice | None = None
     ) -> list[AbortedTransaction]:
-        """Return the aborted transactions with records from `start` to `end_offset` (exclusive), by first offset.
+        """Return the aborted transactions with records from `start` to `end_offset` (exclusive), sorted by their first
+        offset.
 
-        `batches` were read from `start`. If they are given, transactions that begin after them are omitted, as far as
-        the offset index shows this. Raises CorruptLog.
+        `batches` is a slice that was read from `start`. If it is given, transactions that begin after the slice are
+        omitted, as far as the offset index shows where the slice ends. Raises CorruptLog.
         """
         transactions: list[AbortedTransaction] = []
         first = self._segments.floor(start)
@@ -351,8 +354,8 @@ def _records(segment: Segment, position: int, size: int, start_offset: int) -> I
     batch.
 
     The broker stores the records as a producer sent them. Some batches have a valid checksum, but their records
-    cannot be decoded or are too large to be decoded here. Such a batch is treated as one record with the timestamp
-    in its header.
+    cannot be decoded or are too large to be decoded here. The undecoded records of such a batch are treated as one
+    record. It has the batch's first offset from `start_offset` on, and the largest timestamp in the batch's header.
     """
     batch = segment.file.pread(size, position)
     header = BatchHeader(batch)
@@ -366,5 +369,5 @@ def _records(segment: Segment, position: int, size: int, start_offset: int) -> I
                 yield offset, timestamp
     except MalformedMessage as error:
         if not header.crc_ok():
-            raise CorruptLog(segment.path, position, f"its records cannot be decoded: {error}") from error
+            raise CorruptLog(segment.path, position, f"the batch's records cannot be decoded: {error}") from error
         yield first, header.max_timestamp

@@ -39,7 +39,8 @@ NO_TIMESTAMP = -1
 RECORD_BYTES_MIN = 7
 """Size of the shortest record including its length field, in bytes."""
 EQUAL_RECORDS_MAX = 64
-"""Maximum number of records of equal size that are compared in one call; its cost grows with their number."""
+"""Maximum number of records of equal size that are compared in one call. The cost of such a call grows with the number
+of records."""
 AHEAD_MS = 3_600_000
 """A header's timestamp is trusted only if it is at most this far in the future, in ms. This is Kafka's default of
 message.timestamp.after.max.ms."""
@@ -50,19 +51,18 @@ INLINE_BYTES_MAX = 1 << 20
 
 
 def contradicts_itself(header: BatchHeader) -> bool:
-    """Return whether a client's header must be wrong: a timestamp is missing, or the largest timestamp is before the
-    base timestamp.
+    """Return whether the header of a client's batch must be wrong: a timestamp is missing, the largest timestamp is
+    before the base timestamp, or the two timestamps differ although the batch has a single record.
 
-    If no record has a timestamp, librdkafka states -1 as the base timestamp and 0 as the largest one. In a batch
-    with a single record, the two timestamps must be equal.
+    If no record has a timestamp, librdkafka states -1 as the base timestamp and 0 as the largest one.
     """
     first, largest = header.base_timestamp, header.max_timestamp
     return first < 0 or (first != largest and (first > largest or header.count == 1))
 
 
 def have_base_timestamp(batch: memoryview, header: BatchHeader) -> bool:
-    """Return whether it is certain that all records have the base timestamp, and the header states no other timestamp:
-    the records are not compressed, have equal sizes, and all have the timestamp delta 0.
+    """Return whether the two timestamps in the header are equal, and it is certain that all records have this
+    timestamp: the records are not compressed, have equal sizes, and all have the timestamp delta 0.
 
     The result is False for records of different sizes, because they would have to be read one after the other. This
     function is called for every produced batch of old records, so it compares the first bytes of all records in a few
@@ -76,7 +76,7 @@ def have_base_timestamp(batch: memoryview, header: BatchHeader) -> bool:
         if size < RECORD_BYTES_MIN:
             return False
         length = batch[start]
-        if length < 0x80:  # the length field is zigzag-coded: twice the number of bytes after it
+        if length < 0x80:  # zigzag code: twice the number of bytes that follow the length field
             return length == (size - 1) << 1 and not batch[start + 2]
         second = batch[start + 1]
         if second < 0x80:
@@ -88,8 +88,8 @@ def have_base_timestamp(batch: memoryview, header: BatchHeader) -> bool:
 
 
 class _EqualRecords(NamedTuple):
-    """The beginning of records of equal size. `unpack` reads the first bytes of each record, and `first_bytes` are
-    the required values of these bytes.
+    """How records of equal size must begin. `unpack` reads the first bytes of each record, and `first_bytes` are the
+    required values of these bytes.
     """
 
     unpack: "Callable[[memoryview, int], tuple[bytes, ...]]"
@@ -102,7 +102,7 @@ def _equal_records(size: int, count: int) -> _EqualRecords | None:
     if count <= 0 or size % count or size // count < RECORD_BYTES_MIN:
         return None
     stride = size // count
-    for length_bytes in range(1, 6):  # a varint of 32 bits has at most five
+    for length_bytes in range(1, 6):  # the varint of a 32-bit number has at most five bytes
         code = varint(stride - length_bytes)
         if len(code) == length_bytes:
             first = code + b"\0\0"  # attributes and timestamp delta
@@ -124,7 +124,7 @@ def _have_base_timestamp_by_column(batch: memoryview, start: int, count: int) ->
     delta_at = length_end + 1  # the timestamp delta follows the attributes, which are one byte
     if length_end - start + length != stride:
         return False
-    # Equal lengths at equal distances: each record begins where the one before it ends.
+    # Check that all length fields are equal. If they are, each record begins where the one before it ends.
     for position in range(start, length_end):
         if batch[position::stride].tobytes().count(batch[position]) != count:
             return False
@@ -206,7 +206,8 @@ def _header_is_wrong(fields: Fields) -> bool:
     return (
         (stated < fields[BASE_TIMESTAMP] or (stated == 0 and fields[BASE_TIMESTAMP] < 0))
         and fields[COUNT] > 0
-        # With one of these bits, the header states the time of the append, or the base timestamp is a delete horizon.
+        # With the first bit, the header states the time of the append. With the second bit, the base timestamp is a
+        # delete horizon.
         and not fields[ATTRIBUTES] & (TIMESTAMP_TYPE_BIT | DELETE_HORIZON_BIT)
     )
 
@@ -222,11 +223,11 @@ def _latest_of_records(batch: "Buffer", bytes_max: int) -> int | None:
         return None
 
 
-# Whole segments, in a separate process
+# Parts of segments. A large part is read in a separate process.
 
 
 class SegmentPart(NamedTuple):
-    """The batches from `position` to `end` (bytes, exclusive) of a segment's file."""
+    """The batches of a segment's file from the byte position `position` to the byte position `end` (exclusive)."""
 
     path: str
     base_offset: int
@@ -240,9 +241,9 @@ class SegmentPart(NamedTuple):
 class RecordTimes(NamedTuple):
     """The result of `find_times`.
 
-    `latest` is the largest timestamp of all records that could be decoded. `undecodable`: some batch has records
-    that could not be decoded, so they may have any timestamp. `damage` is the reason why the reading ended early; it
-    is empty if all records were read.
+    `latest` is the largest timestamp of all records that could be decoded. `undecodable`: the records of at least one
+    batch could not be decoded, so these records may have any timestamp. `damage` is the reason why the reading ended
+    early; it is empty if the whole part was read.
     """
 
     latest: int
@@ -279,8 +280,8 @@ def find_times(file: "File", part: SegmentPart) -> RecordTimes:
 
 
 def find_times_in_child(resources: "ChildResources", request: bytes, report: "Callable[[bytes], None]") -> None:
-    """Run `find_times` in a separate process. `request` is an encoded SegmentPart, and the report is an encoded
-    RecordTimes.
+    """Run `find_times`. This function is called in a child process. `request` is an encoded SegmentPart, and the report
+    is an encoded RecordTimes.
     """
     part = SegmentPart(*json.loads(request))
     file = resources.disk.open(part.path)

@@ -47,8 +47,8 @@ logger = logging.getLogger("tidelog.log")
 
 
 class RecoveryReport(NamedTuple):
-    """Counts from the opening of a log: the bytes whose CRCs were checked, and the bytes that were cut off or were
-    in removed segments.
+    """What the opening of a log did. `scanned_bytes`: the number of bytes whose CRCs were checked. `truncated_bytes`:
+    the number of bytes that were cut off or were in removed segments.
     """
 
     scanned_bytes: int
@@ -73,7 +73,7 @@ class LogOpener:
     def __init__(
         self, disk: "Disk", directory: str, config: "LogConfig", now_ms: int, *, may_have_holes: bool = False
     ) -> None:
-        """`may_have_holes`: the log was compacted at some time; its topic may no longer be compacted."""
+        """`may_have_holes`: the log was compacted at some time, even if its topic is not compacted now."""
         self._disk = disk
         self._directory = directory
         self._config = config
@@ -375,8 +375,8 @@ class LogOpener:
 
         Between the two segments there may be a gap. If compaction explains the gap, it is accepted. If the gap begins
         after the flushed part, a crash explains it: `segment` and all later segments are removed, and the result is
-        False. For any other gap, segment files are missing. Raises CorruptLog for such a gap, and if `segment` begins
-        below `end`.
+        False. Any other gap means that segment files are missing: CorruptLog is raised. CorruptLog is also raised if
+        `segment` begins below `end`.
         """
         if segment.base_offset < end:
             reason = f"the segment begins at offset {segment.base_offset}, but the previous one ends at offset {end}"

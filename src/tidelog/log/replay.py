@@ -54,11 +54,11 @@ def end_marker(batch: "Buffer") -> tuple[int, int] | None:
 
 
 def index_aborted(producers: "ProducerState", segment: "Segment", fields: Fields, batch: "Buffer") -> None:
-    """If this is a control batch that aborts a transaction, add the transaction to the index of `segment`.
+    """If `batch` is a control batch that aborts a transaction, add the transaction to the index of `segment`.
 
-    Call it before `replay_producer`, which ends the transaction. A new batch is indexed before it is written: if the
-    disk is full, nothing has changed yet, and the marker can be written later. Raises ValueError if the batch cannot
-    be decoded, and OSError.
+    Call this function before `replay_producer`, which ends the transaction. A new batch is indexed before it is
+    written: if the disk is full, nothing has changed yet, and the marker can be written later. Raises ValueError if the
+    batch cannot be decoded, and OSError.
     """
     if not fields[ATTRIBUTES] & CONTROL_BIT or fields[PRODUCER_ID] < 0:
         return
@@ -71,8 +71,8 @@ def index_aborted(producers: "ProducerState", segment: "Segment", fields: Fields
 
 
 def replay_producer(producers: "ProducerState", fields: Fields, batch: "Buffer | None") -> None:
-    """Apply one batch of a producer id. `batch` is needed only for a control batch; `index_aborted` has been called
-    with it. Raises ValueError if that batch cannot be decoded.
+    """Apply one batch of a producer id. `batch` is needed only if it is a control batch. Before this call,
+    `index_aborted` has been called with the control batch. Raises ValueError if the control batch cannot be decoded.
     """
     producer_id, epoch, base_offset = fields[PRODUCER_ID], fields[PRODUCER_EPOCH], fields[BASE_OFFSET]
     if batch is None or not fields[ATTRIBUTES] & CONTROL_BIT:
@@ -93,7 +93,7 @@ def replay_producer(producers: "ProducerState", fields: Fields, batch: "Buffer |
 
 
 def replay_batch(producers: "ProducerState", segment: "Segment", position: int, size: int, fields: Fields) -> None:
-    """Apply a batch of `segment`, and index the transaction that it aborts. Raises CorruptLog, OSError."""
+    """Apply a batch of `segment`. If it aborts a transaction, index the transaction. Raises CorruptLog, OSError."""
     if not fields[ATTRIBUTES] & CONTROL_BIT:
         replay_producer(producers, fields, None)
         return

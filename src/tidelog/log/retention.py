@@ -2,21 +2,23 @@
 on the event loop.
 
     search    (a thread)  determine the unknown ages of segments that may be too old
-    snapshot  (a thread)  a flush writes a producer snapshot that includes the batches, if no durable one does
+    snapshot  (a thread)  if no durable producer snapshot includes the batches of these segments, a flush writes one
     take      (the loop)  segments leave the log; the log start offset moves
               (a thread)  the caller persists the log start offset
     removal   (a thread)  files are renamed to .deleted and stay readable; they are removed after file.delete.delay.ms
 
-A snapshot is durable before a segment leaves the log, because a restart and a cut could not derive the producers from
-the remaining batches. Most logs have such a snapshot, because one is written after each roll.
+Before a segment is taken from the log, a snapshot that includes its batches must be durable. Without it, a later
+restart or truncation of the log could not derive the producers from the remaining batches. Most logs have such a
+snapshot, because one is written after each roll. `RetentionLimits.of` and `Retention.count_removable` describe the
+exceptions.
 
 The start offset is durable before the first file is removed. So if the first segment begins above the start offset, the
 files before it were not removed by retention: they were lost.
 
-The age of a segment counts from its largest record timestamp, or from the last change of its file if no record has a
-timestamp. The largest timestamp is stated in the headers of the batches. The headers are trusted if this timestamp is
-recent enough to keep the segment, or if it agrees with the time of the last change. Otherwise the records are read
-before the segment is deleted for its age.
+The age of a segment is measured from its largest record timestamp, or from the last change of its file if no record
+has a timestamp. The largest timestamp is stated in the headers of the batches. The headers are trusted if this
+timestamp is recent enough to keep the segment, or if it agrees with the time of the last change. Otherwise the records
+are read before the segment is deleted for its age.
 """
 
 import logging
@@ -38,9 +40,10 @@ logger = logging.getLogger("tidelog.log")
 
 TOLERANCE_DIVISOR = 64
 """Headers agree with the time of the file's last change if their largest timestamp lies between this time minus
-(retention time / this number) and this time plus AHEAD_MS. The age then counts from the later one of the two times."""
+(retention time / this number) and this time plus AHEAD_MS. The age is then measured from the later one of the largest
+timestamp and the last change."""
 INLINE_PART_BYTES_MAX = 256 << 10
-"""Upper bound on the part of a segment whose records `run` reads itself, in bytes. A larger part is read in a
+"""Maximum size, in bytes, of a part of a segment that `SegmentAgeSearch.run` reads itself. A larger part is read in a
 separate process."""
 
 
@@ -179,7 +182,7 @@ class Removal:
 
     @property
     def renames_files(self) -> bool:
-        """Whether `run` renames files of the log. If so, call it only after the log start offset is persisted."""
+        """Whether `run` renames files of the log. If so, call `run` only after the log start offset is persisted."""
         return bool(self._to_rename)
 
     def run(self) -> None:
@@ -203,7 +206,7 @@ class RetentionLimits(NamedTuple):
     log_start_offset: int
     log_end_offset: int
     limit: int
-    """Segments that end above this offset are kept. It is the high watermark, or the recovery point if that is lower.
+    """Segments that end above this offset are kept. It is the lower one of the high watermark and the recovery point.
     """
     now_ms: int
     needs_snapshot: bool
@@ -213,8 +216,8 @@ class RetentionLimits(NamedTuple):
     def of(cls, log: "PartitionLog", limit: int, now_ms: int) -> "RetentionLimits":
         # Segments that are not durable are also kept: after a power cut, a removed file could reappear with a torn end.
         limit = min(limit, log.recovery_point)
-        # Without producers, a restart loses nothing. But in a log with holes, a restart cannot notice that batches are
-        # missing, and would use an old snapshot.
+        # If the log has no producers, a restart needs no snapshot. But in a log with holes, a restart cannot notice
+        # that batches after an old snapshot are missing, and would restore the producers of this snapshot.
         needs_snapshot = bool(log.producers.entries) or log.reader.may_have_holes
         return cls(log.config, log.log_start_offset, log.log_end_offset, limit, now_ms, needs_snapshot)
 
@@ -229,10 +232,11 @@ class Retention:
         self._durability = durability
         self._retired: list[RetiredSegments] = []
         self._kept_on_full_disk = False
-        """Whether the last retention kept segments because the disk was too full for a snapshot of their producers."""
+        """Whether the last call of `count_removable` kept segments because the disk was too full for a snapshot of
+        their producers."""
 
     def age_search(self, disk: "Disk", config: "LogConfig", now_ms: int) -> SegmentAgeSearch | None:
-        """Return a search for the segment ages that `count` needs; None if all these ages are known."""
+        """Return a search for the segment ages that `count_removable` needs; None if all these ages are known."""
         unknown_segments: list[Segment] = []
         for segment in self._segments.items:
             status = _age_status(segment, config, now_ms)
@@ -243,20 +247,22 @@ class Retention:
         return SegmentAgeSearch(disk, unknown_segments, config, now_ms) if unknown_segments else None
 
     def needs_flush(self, limits: RetentionLimits) -> bool:
-        """Return whether expired segments have to wait for a producer snapshot. The next flush plan writes it."""
+        """Return whether expired segments have to wait for a durable producer snapshot. If so, the next flush plan will
+        make one durable.
+        """
         count = self._count_expired(limits) if limits.needs_snapshot else 0
         return bool(count) and self._durability.cover(self._end_of(count, limits))
 
     def count_removable(self, limits: RetentionLimits) -> int:
-        """Return how many of the oldest segments must be removed. If these are all segments, the caller must roll the
-        log before it removes them.
+        """Return how many of the oldest segments must be removed. If the log has no other segments, the caller must
+        roll the log before it removes them.
 
         Segments whose producers are in no durable snapshot are kept, with one exception. If the disk is full, the
-        snapshot cannot be written, but retention is needed to free the disk. The first call then keeps the segments,
-        because the segments that other logs remove may free enough space. If the disk is still full at the next call,
-        the segments are removed without a snapshot. Until the snapshot is written, a restart after a crash would forget
-        the producers of this log, and could append a repeated batch twice. But a disk that remains full would refuse
-        all batches.
+        snapshot cannot be written, but retention is needed to free the disk. The first call on a full disk keeps the
+        segments, because the removal of other logs' segments may free enough space. If the disk is still full at the
+        next call, the segments are removed without a snapshot. If the broker then crashes before a snapshot is written,
+        the restart forgets the producers of this log, and a repeated batch may be appended again. But if the disk
+        remained full, the broker would refuse all batches.
         """
         was_kept, self._kept_on_full_disk = self._kept_on_full_disk, False
         count = self._count_expired(limits)

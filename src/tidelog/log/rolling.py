@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 def latest_for_roll(
     segment: "Segment", batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int, limits: Limits
 ) -> int:
-    """Return the largest timestamp of a client's `batch`, which decides whether `segment` is rolled.
+    """Return the largest timestamp of a client's `batch`. This timestamp decides whether `segment` is rolled.
 
     A roll by time depends on two headers: the header of this batch and the header of the segment's first batch.
-    Before the segment is rolled, the records of both batches are examined, and `header` and `batch` are corrected.
-    Raises the errors of `check_client_batch`, CorruptLog, OSError.
+    Before the segment is rolled, the records of both batches are examined. If `header` is wrong, `header` and `batch`
+    are corrected. Raises CorruptLog, OSError, and the errors of `check_client_batch`.
     """
     segment.start_pending_clock(config)
     if header.max_timestamp > segment.roll_timestamp:

@@ -48,8 +48,8 @@ def file_name(base_offset: int, suffix: str) -> str:
 
 
 class SegmentAge(NamedTuple):
-    """The age of a segment, determined when it had `size` bytes. It counts from `from_ms`: the segment's largest
-    record timestamp, or its file's last change.
+    """The age of a segment is the time since `from_ms`: the largest timestamp of its records, or the last change of
+    its file. `from_ms` was determined when the segment had `size` bytes.
     """
 
     size: int
@@ -126,7 +126,7 @@ class Segment:
         self._interval = INTERVAL_BYTES
         self._entries_max = self._time_entries_max = NEVER
         self.size_limit = self.roll_timestamp = self.roll_now_ms = NEVER
-        """Limits on the size, on the timestamps of batches, and on the clock. Beyond one of them, an append rolls."""
+        """Limits on the size, on batches' timestamps, and on the clock. Before an append exceeds one, the log rolls."""
         self.clock_confirmed = False
         """Whether the records of the first batch were examined to determine `roll_timestamp`."""
         self.offset_limit = base_offset + INT32_MAX + 1
@@ -197,16 +197,16 @@ class Segment:
     # As the active segment
 
     def set_index_interval(self, config: "LogConfig") -> None:
-        """Set the distance between index entries, which also applies when they are rebuilt."""
+        """Set the distance between index entries. Rebuilt indexes also have this distance."""
         self._interval = config.index_interval_bytes
 
     def configure(self, config: "LogConfig") -> None:
         """Apply the settings that decide when to roll and where to add index entries. The next append then computes
-        again when the segment must be rolled.
+        again the time at which the segment must be rolled.
         """
         self._interval = config.index_interval_bytes
         self._entries_max = config.segment_index_bytes // OffsetIndex.entry_bytes
-        # One entry is reserved for the entry that `finish` adds at the roll.
+        # The space of one entry is reserved, because `finish` adds an entry at the roll.
         self._time_entries_max = config.segment_index_bytes // TimeIndex.entry_bytes - 1
         self.size_limit = config.segment_bytes
         self.roll_timestamp = FIRST_TIMESTAMP_PENDING
@@ -287,7 +287,9 @@ class Segment:
         return latest_timestamp_at(self.file, position, fields[LENGTH] + LENGTH_END, fields)
 
     def write_indexes(self) -> None:
-        """Write new entries to the index files. On a full disk they stay in memory for a later call. Raises OSError."""
+        """Write new entries to the index files. If the disk is full, the entries stay in memory for a later call.
+        Raises OSError, except for temporary errors.
+        """
         self.indexes_unsynced = True
         try:
             self.index.write_pending()
@@ -318,7 +320,7 @@ class Segment:
         self.write_indexes()
 
     def _check_full(self) -> None:
-        """Make the next append roll the segment if an index is full."""
+        """If an index is full, make the next append roll the segment."""
         if self.index.count >= self._entries_max or self.times.count >= self._time_entries_max:
             self.size_limit = -1
 
@@ -365,7 +367,7 @@ class Segment:
             return self.index.offset_at(position_min)
 
     def offset_before_time(self, timestamp_ms: int) -> int:
-        """Return an offset of this segment such that no record before it is later than `timestamp_ms`."""
+        """Return an offset of this segment. No record with a lower offset has a timestamp after `timestamp_ms`."""
         try:
             return self.times.offset_for(timestamp_ms)
         except (CorruptIndex, FileNotFoundError) as error:
@@ -493,8 +495,8 @@ class Segment:
         """Remove index entries from `offset` on, before a scan rebuilds them.
 
         Returns two values: the position where the scan begins, and whether the index files must be rewritten after
-        the scan because they were missing or wrong. A scan that begins at an index entry finds the segment's largest
-        timestamp, because the time index covers all batches before this entry.
+        the scan because they were missing or wrong. If the scan begins at an index entry, the time index covers all
+        batches before this entry. So the segment's largest timestamp is still found.
         """
         position = 0
         is_wrong = False
@@ -531,8 +533,8 @@ class Segment:
     def truncate_to(self, offset: int) -> int:
         """Remove every batch that ends at or after `offset`. Returns the offset at which the segment ends now.
 
-        Blocks until the cut is durable. Otherwise, after a power failure, the removed bytes could reappear after the
-        batches that are appended later.
+        Blocks until the cut is durable. If it were not durable, the removed bytes could reappear after a power
+        failure, behind the batches that are appended later.
         """
         # Start at an index entry that is kept, because the kept time entries cover all batches before it.
         start = self.indexed_position(offset - 1) if offset > self.base_offset else 0

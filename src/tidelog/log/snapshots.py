@@ -21,7 +21,7 @@ logger = logging.getLogger("tidelog.log")
 SUFFIX = ".snapshot"
 NEWEST_KEPT = 2
 """The newest snapshots, up to this number, are kept. The snapshots at the base offsets of segments are also kept,
-because truncations start from them."""
+because a truncation restores the producers from one of them."""
 
 
 class Snapshots:
@@ -89,9 +89,9 @@ def load_producers(
 
     Returns the producers, and the offset of the snapshot; -1 if there is no snapshot. The replayed batches are deleted
     for clients, but still count for the sequence of their producer. If some of these batches are missing or damaged,
-    no producers are returned, because a known producer whose last batches are missing would be refused. Kafka also
-    forgets all producers then. `may_have_holes`: compaction explains all missing offsets between two batches. Raises
-    OSError.
+    no producers are returned, because a known producer whose last batches are missing would be refused. In this case,
+    Kafka also forgets all producers. `may_have_holes`: the log was compacted, so offsets that are missing between two
+    batches do not mean that batches were lost. Raises OSError.
     """
     producers = ProducerState()
     snapshot = snapshots.load(end)
@@ -146,7 +146,7 @@ def restore_producers(
 def _replay(producers: ProducerState, segment: "Segment", first_position: int, start: int, end: int) -> int:
     """Replay the segment's batches that end at `start` or later, but below `end`. Begin to read at `first_position`.
 
-    Returns the offset at which the last batch that was read ends, but at most `end`.
+    Returns the offset after the last batch that was read, but at most `end`.
     """
     reached = segment.base_offset
     for position, size, fields in headers(segment.file, first_position, segment.size, segment.base_offset):

@@ -65,14 +65,14 @@ class TransactionIndex:
         self.unsynced = True
 
     def read(self) -> list[AbortedTransaction]:
-        """Return all entries. An incomplete entry at the end of the file is ignored. Raises CorruptLog for an
-        unknown version or offsets out of order, and OSError.
+        """Return all entries. An incomplete entry at the end of the file is ignored. Raises OSError, and CorruptLog if
+        the version of an entry is unknown or its offsets are out of order.
         """
         return list(self.entries())
 
     def entries(self, start: int = 0) -> Iterator[AbortedTransaction]:
-        """Yield the entries one by one: those whose marker is at `start` or later. If an entry is bad, the entries
-        before it are yielded first. Raises the errors of `read`.
+        """Yield the entries whose marker is at `start` or later, one by one. Raises the errors of `read`. CorruptLog
+        is raised only after the entries before the bad entry have been yielded.
         """
         if self._loaded is not None:
             yield from (entry for entry in self._loaded if entry.last_offset >= start)
@@ -82,7 +82,7 @@ class TransactionIndex:
         data = self._disk.read(self.path)
         previous_last = -1
         first_row = 0
-        if start > 0:  # markers are in the order of their offsets; a long index is not decoded as a whole
+        if start > 0:  # the entries are in the order of their markers, so bisection finds the first one to yield
             rows = range(len(data) // ENTRY.size)
             first_row = bisect_left(rows, start, key=lambda row: ENTRY.unpack_from(data, row * ENTRY.size)[3])
         for position in range(first_row * ENTRY.size, len(data) - ENTRY.size + 1, ENTRY.size):

@@ -1,11 +1,11 @@
 """Check a client's batch against the topic's settings: size, timestamps, and, if needed, every record.
 
-The rules are those of Kafka 4.3. The header states a batch's base and largest timestamp. The records are examined
-only if the header is not enough. That is the case with `record.validation=full`; for compacted topics, which refuse
-records without a key; and for timestamps that would be refused, that contradict each other, that lie in the future, or
-that would delete or roll a segment. After the examination, the largest timestamp in the header is corrected; Kafka
-corrects it in every batch. A batch with many records is examined on a thread. Even a small compressed batch may have
-many records.
+The rules are those of Kafka 4.3. A batch's header states its base timestamp and its largest timestamp. The records are
+examined only if the header is not enough. The header is not enough with `record.validation=full`, and for compacted
+topics, which refuse records without a key. It is also not enough if its timestamps would be refused, contradict each
+other, lie in the future, or would cause a segment to be deleted or rolled. After the examination, the largest timestamp
+in the header is corrected; Kafka corrects it in every batch. A batch with many records is examined on a thread. Even a
+small compressed batch may have many records.
 """
 
 from collections.abc import Callable
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from tidelog.wire.batches import BatchHeader
 
 RECORD_ERRORS_MAX = 1000
-"""Maximum number of record errors in one response. The message of the response states the total number."""
+"""Maximum number of record errors for one batch. The error message states the number of all refused records."""
 EXAMINED_RECORDS_MAX = 1_000_000
-"""Maximum number of records in a batch that is examined. More records would occupy a thread, and half of the loop's
-time, for seconds."""
+"""Maximum number of records in a batch that is examined. The examination of more records would occupy a thread for
+seconds, and meanwhile it would take half of the event loop's time."""
 STORED_CODECS = {"uncompressed": Codec.NONE, **{c.name.lower(): c for c in Codec if c is not Codec.NONE}}
 """The codec in which a topic stores its batches, by compression.type. The value `producer` is missing, because then
 batches are stored in the codec of their producer."""
@@ -160,7 +160,7 @@ def may_hide_times(batch: memoryview, header: "BatchHeader") -> bool:
 
     A client that does not fill in the timestamps of its headers states 0. But old records with a correct header are
     common, too, and a full examination of a bulk load would be slow. So the timestamps of uncompressed records are
-    compared here, unless there are too many of them. For a compressed batch, the result is always True.
+    compared with the header here, unless there are too many of them. For a compressed batch, the result is always True.
     """
     if header.attributes & CODEC_MASK:
         return True
@@ -217,13 +217,13 @@ def examine_inline(batch: memoryview, header: "BatchHeader", config: "LogConfig"
 
 
 def undecodable(error: MalformedMessage, header: "BatchHeader", *, reads_whole_records: bool) -> ApiError:
-    """Return the error, with Kafka's code, for a batch with a valid checksum whose records cannot be decompressed or
-    decoded.
+    """Return the error, with Kafka's code, for a batch that has a valid checksum, but records that cannot be
+    decompressed or decoded.
 
-    Kafka reads the records while it decompresses them. The stream may be broken after a damaged record, or after
-    bytes that follow the last record. Then Kafka reports the damaged record or the bytes, because it reads them
-    first. `reads_whole_records`: Kafka reads whole records if it stores them in another codec. Otherwise it skips
-    keys and values, even beyond the record's end.
+    Kafka reads the records while it decompresses them. If the broken part of the compressed stream comes after a
+    damaged record, or after bytes that follow the last record, Kafka does not reach the broken part: it reports the
+    damaged record or the bytes. `reads_whole_records`: whether Kafka reads whole records. It does so if it stores them
+    in another codec. Otherwise it skips keys and values, even those that extend beyond the end of their record.
     """
     if isinstance(error, BrokenStream):
         try:
@@ -264,7 +264,7 @@ class _Findings:
         self.keyless_count = self.timestamp_error_count = 0
         self.keyless_indexes: list[int] = []
         self.timestamp_errors: list[tuple[int, str]] = []
-        self.max_timestamp = NO_TIMESTAMP  # also if all timestamps are before 1970, as in Kafka
+        self.max_timestamp = NO_TIMESTAMP  # stays NO_TIMESTAMP if all timestamps are before 1970, as in Kafka
         for index, (offset_delta, timestamp, has_key) in enumerate(record_facts(data, header)):
             if offset_delta != index and self.first_disorder is None:
                 self.first_disorder = index, offset_delta
@@ -290,13 +290,11 @@ class _Findings:
 
     def refuse(self, header: "BatchHeader", config: "LogConfig") -> None:
         """Raise InvalidRecord or RefusedRecords if the settings do not allow the records."""
-        # Offset deltas must count from 0, because compaction keeps the record with the highest offset of each key, and
-        # this offset must be inside the batch.
+        # The offset deltas must be 0, 1, 2 and so on. For each key, compaction keeps the record with the highest
+        # offset, and this offset must be inside the batch.
         if self.first_disorder is not None and (config.compacts or config.record_validation == "full"):
             index, delta = self.first_disorder
-            raise InvalidRecord(
-                f"record {index} of the batch has offset delta {delta}: offset deltas must count from 0"
-            )
+            raise InvalidRecord(f"record {index} of the batch has the offset delta {delta} instead of {index}")
         if self.keyless_count and config.compacts:
             message = "a record without a key cannot go to a compacted topic"
             raise RefusedRecords(
@@ -330,8 +328,8 @@ def too_many_records(header: "BatchHeader", reason: str) -> RecordListTooLarge:
 
 
 def _in_range(header: "BatchHeader", earliest: int, latest: int) -> bool:
-    """Return whether the timestamps in the header are in range. With LogAppendTime, every record has the largest
-    timestamp.
+    """Return whether the timestamps in the header are in range. If the header states an append time, its largest
+    timestamp applies to every record.
     """
     if header.attributes & TIMESTAMP_TYPE_BIT or header.base_timestamp == NO_TIMESTAMP:
         smallest = header.max_timestamp

@@ -1,8 +1,9 @@
 """Find every defect in log files, including files that Kafka wrote. `tidelog log verify` uses this module.
 
-All data is read and decoded: the sequence and CRCs of batches, their records, indexes (compared with the log),
-snapshots, transaction indexes and checkpoints. The start and end of a log are compared with the data directory's
-checkpoints. No file is changed. Blocks for the time that it takes to read every byte.
+All data is read and decoded: batches and their records, indexes (compared with the log), snapshots, transaction
+indexes and checkpoints. The CRC of each batch is checked, and the order of the offsets. The start and end of a log are
+compared with the data directory's checkpoints. No file is changed. The calling thread is blocked until every byte is
+read.
 """
 
 from collections.abc import Iterator, Mapping
@@ -58,14 +59,16 @@ NOTE = "note"
 zeros that Kafka preallocated."""
 
 LEFTOVER_REASONS = {
-    ".deleted": "a retired file: removed after file.delete.delay.ms, or by the broker's next start",
+    ".deleted": "a retired file: it will be removed after file.delete.delay.ms, or by the broker's next start",
     ".cleaned": "written by a compaction pass that is running or was interrupted",
     ".swap": "written by a compaction pass, and not renamed to its final name yet",
     ".tmp": "part of a write that is running or was interrupted",
 }
 """The reason in the note about a leftover file, by the suffix of its name."""
 DIRECTORY_REASONS = {
-    DELETE_SUFFIX: "a deleted or moved partition: removed after file.delete.delay.ms, or by the broker's next start",
+    DELETE_SUFFIX: (
+        "a deleted or moved partition: it will be removed after file.delete.delay.ms, or by the broker's next start"
+    ),
     "-future": "a partition that moves here from another data directory",
     "-stray": "a partition of a topic that no longer exists, put aside: delete it if you do not need it",
 }
@@ -76,7 +79,7 @@ UNKNOWN_END = -1
 
 
 class Finding(NamedTuple):
-    """A defect or a note. `position` is in bytes of the file `path`. `severity` is DAMAGE or NOTE."""
+    """A defect or a note. `position` is a byte position in the file `path`. `severity` is DAMAGE or NOTE."""
 
     path: str
     position: int
@@ -125,7 +128,7 @@ def verify(
 
 
 def unreadable(error: OSError) -> str:
-    """Return the reason for a file or directory that the operating system cannot read."""
+    """Return the `reason` of a finding about a file or directory that the operating system cannot read."""
     return f"it cannot be read: {error.strerror}"
 
 
@@ -247,9 +250,9 @@ class _Verifier:
         recovery_point = self._recovery_point(directory)
         first_offset = file_kind(segments[0]).base_offset if segments else 0
         if start is not None and first_offset > start:
-            # Kafka writes this checkpoint only at intervals, so it may be behind.
+            # Kafka writes this checkpoint only at intervals, so its offset may be out of date.
             reason = (
-                f"the log begins at offset {first_offset}, {LOG_START_OFFSETS} says {start}: "
+                f"the log begins at offset {first_offset}, but {LOG_START_OFFSETS} says {start}: "
                 "earlier segments are missing"
             )
             self._result.add_finding(
@@ -258,7 +261,7 @@ class _Verifier:
         if recovery_point is not None and end_offset != UNKNOWN_END and max(end_offset, start or 0) < recovery_point:
             path = f"{directory}/{segments[-1]}" if segments else directory
             reason = (
-                f"the log ends at offset {end_offset}, {RECOVERY_POINTS} says that every offset below "
+                f"the log ends at offset {end_offset}, but {RECOVERY_POINTS} says that every offset below "
                 f"{recovery_point} was on the disk"
             )
             self._result.add_finding(path, self._disk.size(path) if segments else 0, reason)
@@ -453,7 +456,7 @@ class _Verifier:
         return next_offset
 
     def _readable_batches(self, path: str, base_offset: int) -> Iterator[tuple[int, memoryview, Fields]]:
-        """Yield (position, batch, header) of each batch of a file. A break in the sequence is a finding. After it,
+        """Yield (position, batch, header) of each batch of a file. A wrong batch header becomes a finding. After it,
         reading continues with the next sound batch.
         """
         file = self._disk.open(path)
@@ -490,7 +493,7 @@ class _Verifier:
         try:
             records = decode_records(batch, 0)
         except ValueError as error:
-            self._result.add_finding(path, position, f"its records cannot be decoded: {error}")
+            self._result.add_finding(path, position, f"the batch's records cannot be decoded: {error}")
             return
         self._result.records += len(records)
         offsets = [record.offset for record in records]
@@ -500,10 +503,10 @@ class _Verifier:
                 path, position, f"the batch states {fields[COUNT]} records and holds {len(records)}"
             )
         elif any(b <= a for a, b in pairwise(offsets)):
-            self._result.add_finding(path, position, "the offsets of its records do not rise")
+            self._result.add_finding(path, position, "the offsets of the batch's records do not rise")
         elif offsets and not fields[BASE_OFFSET] <= offsets[0] <= offsets[-1] <= last_offset:
             reason = (
-                f"its records have offsets {offsets[0]} to {offsets[-1]}, but the batch states offsets "
+                f"the batch's records have offsets {offsets[0]} to {offsets[-1]}, but the batch states offsets "
                 f"{fields[BASE_OFFSET]} to {last_offset}"
             )
             self._result.add_finding(path, position, reason)

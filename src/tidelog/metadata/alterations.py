@@ -276,7 +276,7 @@ def _edited_list(text: str, change: Change) -> str:
 
 
 def _static_text(key: Key, config: BrokerConfig) -> str | None:
-    """Return the text of a broker's setting that applies while nobody has altered the setting."""
+    """Return the text that a broker's setting has while nobody has altered the setting."""
     return config.static.get(key.name, key.default)
 
 

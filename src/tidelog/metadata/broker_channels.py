@@ -1,5 +1,5 @@
-"""One connection to each other broker, for one kind of work. A connection is replaced when the broker's address
-changes.
+"""One connection to each of the other brokers, for one kind of work. A connection is replaced when the broker's
+address has changed.
 """
 
 from typing import TYPE_CHECKING, TypeVar

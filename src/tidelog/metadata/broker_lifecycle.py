@@ -28,8 +28,8 @@ from tidelog.wire.errors import ApiError, ErrorCode
 logger = logging.getLogger("tidelog.metadata")
 
 ACQUIRE_EXTRA_S: Final = 4.0
-"""If the lease belongs to an earlier process, a start waits for a full term of the lease and for this additional time,
-in seconds. A store may notice late that a lease has ended."""
+"""If the lease belongs to an earlier process, a start waits at most for a full term of the lease and this additional
+time, in seconds. A store may notice late that a lease has ended."""
 HEARTBEAT_RETRY_S: Final = 0.2
 """Pause before the next heartbeat, in seconds, after a failed heartbeat and while the broker waits for a change of its
 state."""
@@ -53,14 +53,14 @@ class BrokerLifecycle:
         incarnation: str,
     ) -> None:
         self.broker_epoch = -1
-        """The epoch with which this run of the broker is registered; -1 before that."""
+        """The epoch with which this run of the broker is registered; -1 before the registration."""
         self.on_lease_over: Callable[[], None] | None = None
         """Called when the lease has ended, and again at intervals while this broker has no lease."""
         self.on_lease_regained: Callable[[], None] | None = None
         """Called when this broker has a lease again, and has processed all metadata that the controller had written up
         to that time."""
         self.on_failed: Callable[[str], None] | None = None
-        """Called with the reason when another process runs as this broker."""
+        """Called when another process runs as this broker. The argument is the error message."""
         self.session_ms = config.lease_ms
         """Term of the broker's lease, in milliseconds."""
         self._store = store
@@ -92,10 +92,10 @@ class BrokerLifecycle:
     # The lease
 
     async def acquire_lease(self, previous_incarnation: str | None = None) -> None:
-        """Wait for the end of the lease of this broker's earlier run. Then acquire the lease, and keep renewing it.
+        """Wait until the lease of this broker's earlier run has ended. Then acquire the lease, and keep renewing it.
 
-        `previous_incarnation` is an earlier run that has certainly ended, since this process has locked the broker's
-        directories. The lease of that run is released at once.
+        This process has locked the broker's directories, so the earlier run `previous_incarnation` has certainly
+        ended. If that run still has the lease, the lease is released at once.
 
         Raises LeaseLost if another process still has the lease after a full term, and the exceptions of
         `Store.acquire`.
@@ -160,8 +160,9 @@ class BrokerLifecycle:
         broker had no lease.
         """
         while lease.is_valid:
-            # A successful heartbeat returns when this broker has processed the metadata. Before the broker is
-            # registered, it leads no partition, and the controller has made no decision about it.
+            # `_send_heartbeat` returns True only after this broker has processed the metadata on which the controller's
+            # answer is based. Before the broker is registered, it leads no partition, and the controller has made no
+            # decision about it.
             if self.broker_epoch < 0 or await self._send_heartbeat():
                 logger.warning("broker lease acquired again node=%d", self._node_id)
                 self._notify(self.on_lease_regained)
@@ -172,9 +173,9 @@ class BrokerLifecycle:
     def check_lease(self) -> None:
         """Call `on_lease_over` at once if the lease has ended and its renewal has not noticed this yet.
 
-        That happens after a pause of the whole process: requests that have arrived meanwhile are handled before the
-        timers of the renewal. Call this before a coordinator on this broker is used: after the end of the lease,
-        another broker may coordinate the same groups or transactions.
+        After a pause of the whole process, the renewal notices the end late: requests that arrived during the pause
+        are handled before the timers of the renewal. After the end of the lease, another broker may coordinate the
+        same groups or transactions. So this method must be called before a coordinator on this broker is used.
         """
         lease = self._lease
         if lease is None or lease.is_valid:
@@ -256,8 +257,9 @@ class BrokerLifecycle:
             self._node_id,
             self.broker_epoch,
             self._cache.image.position,
-            # If the lease is lost and regained during the start, a heartbeat is sent before `begin_to_serve`. It must
-            # not unfence this broker: its logs may not be open, and its epoch may not be in its directories yet.
+            # If the lease is lost and regained during the start, a heartbeat is sent before `begin_to_serve`. This
+            # heartbeat must not unfence the broker: perhaps the broker has not opened its logs yet, or has not written
+            # its epoch to its directories yet.
             wants_fence=self._heartbeat_task is None,
             wants_shutdown=self._wants_shutdown,
         )
@@ -315,9 +317,9 @@ class BrokerLifecycle:
     async def shut_down(self) -> None:
         """Let other brokers lead this broker's partitions before it stops (controlled shutdown).
 
-        Returns when every active broker knows the new leaders, but at the latest after the term of the lease: after
-        that time, the controller would fence even a broker that crashed. So an unavailable controller or store does
-        not prevent the stop.
+        Returns when every active broker knows the new leaders. Waits at most for the term of the lease, so that an
+        unavailable controller or store does not prevent the stop. If this broker crashed instead, the controller would
+        fence it after the same time.
         """
         if self._heartbeat_task is None or self._heartbeat_task.done() or not self._config.controlled_shutdown_enable:
             return

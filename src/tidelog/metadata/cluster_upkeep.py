@@ -103,8 +103,8 @@ class ClusterUpkeep:
                 logger.warning("broker fenced, its lease has ended node=%d epoch=%d", number, broker.epoch)
 
     async def _elect_leaderless(self) -> bool:
-        """Elect leaders of partitions without a leader, where a changed setting allows this. The previous controller
-        may not have completed these elections.
+        """Elect leaders of partitions without a leader, where the current settings allow this. After a change of
+        `unclean.leader.election.enable`, the previous controller may not have completed these elections.
 
         Returns whether the elections are complete.
         """

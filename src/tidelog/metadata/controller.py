@@ -28,7 +28,8 @@ from tidelog.wire.errors import ApiError, ErrorCode
 R = TypeVar("R")
 
 PARTITIONS_PER_REQUEST_MAX = 10_000
-"""Maximum number of partitions that one request may create."""
+"""Maximum number of partitions that one CreateTopics request may create, or a CreatePartitions request may add to one
+topic."""
 NAMED_PARTITIONS_MAX = 100_000
 """Maximum number of partitions that one request for elections or reassignments may name. A request for the election of
 all partitions names no partition, so this limit does not apply to it."""
@@ -64,12 +65,12 @@ class NewTopic(NamedTuple):
     """Number of partitions; -1 means the broker's default, or the number of `assignments` if there are any."""
     replication_factor: int = -1
     assignments: Sequence[tuple[int, Sequence[int]]] = ()
-    """The number of each partition, with the ids of its replicas."""
+    """For each partition, its index and the ids of its replicas."""
     config: Sequence[tuple[str, str | None]] = ()
 
 
 class TopicResult(NamedTuple):
-    """The result of creating or deleting one topic."""
+    """The result of creating or deleting one topic, or of adding partitions to it."""
 
     name: str | None
     topic_id: TopicId = NO_TOPIC_ID
@@ -286,9 +287,9 @@ def _check_replication_factor(image: MetadataImage, replication_factor: int) -> 
 def delete_topics(
     image: MetadataImage, choices: Sequence[TopicChoice], *, reserve: ReservePartitions = unlimited
 ) -> Steps[JournalDecision[list[TopicResult]]]:
-    """Delete topics. Each choice succeeds or fails on its own. A valid choice that occurs more than once fails, and has
-    one result. If a name and an id among the other choices belong to the same topic, the topic is not deleted, and has
-    one result for both.
+    """Delete topics. Each choice succeeds or fails on its own. If a valid choice occurs more than once, it fails, and
+    all its occurrences have one result. If two other choices are the name and the id of the same topic, the topic is
+    not deleted, and both choices have one result.
     """
     # A choice with both a name and an id, or with neither, is not valid. `_find_topic` refuses each of them.
     repeated = yield from _find_repeated(c for c in choices if (c.name is None) != (c.topic_id == NO_TOPIC_ID))
@@ -401,7 +402,7 @@ def _add_partitions(
     if len(last_directory) > FILE_NAME_MAX:
         raise ApiError(f"{last_directory} is too long for a directory's name", ErrorCode.INVALID_PARTITIONS)
     if added > PARTITIONS_PER_REQUEST_MAX:
-        message = f"the request adds {added} partitions, but can add at most {PARTITIONS_PER_REQUEST_MAX}"
+        message = f"the request adds {added} partitions to a topic, but can add at most {PARTITIONS_PER_REQUEST_MAX}"
         raise ApiError(message, ErrorCode.INVALID_PARTITIONS)
     factor = topic.replication_factor
     if request.assignments is None:

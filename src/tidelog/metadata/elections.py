@@ -5,8 +5,9 @@ calls it for every decision that may change the ISR, the replicas or the leader:
 use a log any more, when `unclean.leader.election.enable` changes, for AlterPartition, reassignments and ElectLeaders,
 and for the automatic rebalance.
 
-The current leader remains if rule 1 or 2 allows it to lead, unless the decision prefers the first replica. Otherwise an
-election chooses, in the same order as Kafka:
+If a decision prefers the first replica, and rule 1 or 2 allows this replica to lead, it becomes the leader. Otherwise
+the current leader remains if rule 1 or 2 allows it to lead. In all other cases an election chooses, in the same order
+as Kafka:
 
 1. the first active replica, in the order of the assignment, that is in the ISR;
 2. if the ISR is empty, the first active replica that is in the ELR;
@@ -20,7 +21,7 @@ Elections by rules 3 and 4 are unclean: the leader may lack committed records. S
 the ISR contains only the leader.
 
 In Kafka, rule 3 also elects a last known leader whose directory was replaced by an empty one. The other replicas then
-make their logs empty, too. Here such a leader is forgotten, and an administrator decides which replica leads.
+make their logs empty, too. Tidelog forgets such a leader, and an administrator decides which replica leads.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,7 +52,7 @@ IsActive = Callable[[int], bool]
 
 
 class ElectionRules(NamedTuple):
-    """The settings and features that an election of one topic depends on."""
+    """The settings and features on which the elections in one topic depend."""
 
     min_isr: int
     """`min.insync.replicas` of the topic. If a partition has fewer replicas than this, it needs only as many in-sync
@@ -92,10 +93,10 @@ class Target(NamedTuple):
     removing: tuple[int, ...] | None = None
     recovery: int | None = None
     unclean_broker: int | None = None
-    """A broker that may have lost records from its log. It is removed from the ISR and the ELR."""
+    """A broker that may have lost records from its log. It is removed from the ELR. `isr` must not contain it."""
     has_lost_directory: bool = False
-    """Whether `unclean_broker` has lost a data directory, perhaps with all records. If it was the last known leader, it
-    is forgotten, unless the partition has no other replica."""
+    """Whether `unclean_broker` has lost a data directory, perhaps with all records. If this broker is the last known
+    leader, the new state has no last known leader, unless the partition has no other replica."""
     prefer_first: bool = False
     """Whether the first replica becomes the leader if it may lead. Otherwise the current leader remains if possible."""
 

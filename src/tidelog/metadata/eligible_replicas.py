@@ -2,8 +2,9 @@
 functions.
 
 A replica is in the ELR if the high watermark has not moved since the replica left the ISR. The high watermark could not
-move, since the ISR was smaller than `min.insync.replicas`. With another value of this setting, it might have moved. So
-the journal entry that changes a topic's effective value of this setting also clears the ELR of the topic's partitions.
+move, because the ISR was smaller than `min.insync.replicas`. With another value of this setting, the high watermark
+might have moved. So the journal entry that changes a topic's effective value of this setting also clears the ELR of the
+topic's partitions.
 """
 
 from collections.abc import Iterable

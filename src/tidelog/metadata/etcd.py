@@ -4,17 +4,17 @@ Keys below the prefix:
 
     journal/POSITION     one entry; POSITION has 20 digits
     end                  the position of the next entry
-    leases/NAME          holder and epoch; the key is attached to a lease of etcd, which deletes the key when it ends
+    leases/NAME          holder and epoch; the key has a lease of etcd: when that lease ends, etcd deletes the key
     epochs/NAME          the last epoch of the lease NAME; this key is never deleted
     snapshot             the pointer to the current snapshot
     snapshots/ID/PART    the parts of snapshots
 
 An append is one transaction: it compares the lease and the end, and writes the entry and the new end. Transactions and
-reads need a majority of the servers. A renewal creates a new lease of etcd and attaches the key to it. etcd's own
-keep-alive is not used, since an etcd server that has just lost the leadership of etcd's cluster may still answer it.
+reads need a majority of the servers. A renewal creates a new lease of etcd and attaches the key to it. An etcd
+server that has just lost the leadership of etcd's cluster may still answer a keep-alive of etcd, so none is sent.
 
-etcd retains each value that a renewal has replaced, until its history is compacted. The controller compacts it every
-few minutes (`discard_history`), a few minutes behind.
+etcd retains each value that a renewal has replaced, until its history is compacted. Every few minutes, the controller
+compacts the history (`discard_history`), except the history of the last few minutes.
 """
 
 from collections.abc import Callable
@@ -71,7 +71,7 @@ class EtcdStore(RemoteStore):
     def __init__(
         self, url: str, servers: list[tuple[str, int]], prefix: str, runtime: Runtime, *, first_server: int = 0
     ) -> None:
-        """`first_server` is the number of the server to use first, modulo the number of servers."""
+        """The first server to use is `servers[first_server % len(servers)]`."""
         super().__init__(url, runtime)
         self._prefix = prefix
         self._servers = EtcdServers(servers, first_server)
@@ -107,7 +107,7 @@ class EtcdStore(RemoteStore):
         for lane, gateway in self._gateways.items():
             await self._tasks.run_blocking(gateway.close, lane=lane)
 
-    # `_run` calls the other methods below on the thread of a lane
+    # `_run` is called on the event loop. All methods after it run on the thread of a lane.
 
     async def _run(self, lane: str, function: Callable[..., T], *args: object) -> T:
         return await self._tasks.run_blocking(self._call, function, self._gateways[lane], *args, lane=lane)
@@ -180,7 +180,8 @@ class EtcdStore(RemoteStore):
             key = self._key("snapshots", parts_id, str(i))
             gateway.change("/v3/kv/put", {"key": to_text(key), "value": to_text(part)})
         if self._point_to(gateway, SnapshotPointer.of(snapshot, parts_id, len(parts))):
-            # The ids of parts begin with the position of their snapshot, so the parts of earlier snapshots come first.
+            # The ids of parts begin with the position of their snapshot, so the keys of the parts of earlier snapshots
+            # are below `earlier_parts_end`.
             earlier_parts_end = self._key("snapshots", parts_prefix(snapshot.position))
             self._delete(gateway, self._key("snapshots", ""), earlier_parts_end)
             self._trim(gateway, snapshot.position)
@@ -189,8 +190,8 @@ class EtcdStore(RemoteStore):
             self._delete(gateway, own_parts, _after(own_parts))
 
     def _point_to(self, gateway: EtcdGateway, pointer: SnapshotPointer) -> bool:
-        """Make a snapshot the current snapshot. Return False if the current snapshot already has this position or a
-        later one.
+        """Store `pointer` as the pointer to the current snapshot, and return True. If the current snapshot already has
+        the position of `pointer` or a later one, store nothing, and return False.
         """
         key = self._key("snapshot")
         while True:
@@ -211,7 +212,7 @@ class EtcdStore(RemoteStore):
             self._delete(gateway, self._entry_key(first), self._entry_key(min(first + TRIM_KEYS, position)))
 
     def _compact(self, gateway: EtcdGateway, revision: int) -> int:
-        """Delete the history of all keys before `revision`. Return the current revision."""
+        """For all keys, delete the history before `revision`. Return the current revision."""
         if revision:
             with suppress(StoreFailed):  # another broker or etcd itself may have compacted at a later revision
                 gateway.change("/v3/kv/compaction", {"revision": str(revision)})
@@ -244,8 +245,8 @@ class EtcdStore(RemoteStore):
             raise lease_lost(lease)
 
     def _limit_calls(self, gateway: EtcdGateway, ttl_ms: int | None) -> None:
-        """Limit the time of this and all later calls on the lane of the leases. The later calls include reads of the
-        leases: a renewal must not wait for such a read for a long time.
+        """Limit the time of all calls on the lane of the leases from now on. These calls include reads of the leases: a
+        renewal must not wait for such a read for a long time.
         """
         if ttl_ms is not None:
             gateway.answer_timeout_s = min(ANSWER_TIMEOUT_S, ttl_ms / 1000 * LEASE_CALL_SHARE)

@@ -75,7 +75,8 @@ def change_feature_level(image: MetadataImage, change: LevelChange, config: Brok
         )
     if level < current_level and feature == METADATA_FEATURE:
         raise _refusal(
-            f"{feature} has level {current_level} and cannot be lowered: the journal has records of that level"
+            f"{feature} has level {current_level} and cannot be lowered: the journal may have records that need "
+            f"level {current_level}"
         )
     if feature != METADATA_FEATURE and image.metadata_level == 0 and not is_alone:
         raise _refusal(f"{feature} needs level 1 of {METADATA_FEATURE}")

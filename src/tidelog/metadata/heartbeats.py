@@ -27,7 +27,7 @@ class Heartbeats:
         return quorum_state(image, self._followed_positions)
 
     def decide(self, image: MetadataImage, request: Heartbeat) -> Steps[JournalDecision[HeartbeatReply]]:
-        """Store the position in the heartbeat, and return the decision of `registration.heartbeat`.
+        """Store the journal position that the heartbeat reports, and return the decision of `registration.heartbeat`.
 
         Raises ApiError (STALE_BROKER_EPOCH).
         """

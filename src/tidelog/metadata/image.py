@@ -42,7 +42,7 @@ ELR_FEATURE: Final = "eligible.leader.replicas.version"
 TRANSACTION_FEATURE: Final = "transaction.version"
 """The protocol of transactions (KIP-890): with level 2, each end of a transaction increments the producer's epoch."""
 LEVELS_WITHOUT_RECORD: Final[Mapping[str, int]] = {TRANSACTION_FEATURE: 2}
-"""The level of each of these features while the journal has no record of it. Other features then have level 0."""
+"""The levels of features that have no record in the journal. If a feature is not listed here, this level is 0."""
 
 CONSUMER_OFFSETS = "__consumer_offsets"
 TRANSACTION_STATE = "__transaction_state"
@@ -211,8 +211,8 @@ EMPTY_IMAGE: Final = MetadataImage()
 class ImageBuilder:
     """Applies records to an image. The image itself is not changed: a mapping is copied before a record changes it.
 
-    Most mappings are small and are copied again for each such record. The mappings of topics and quotas, and a topic's
-    tuple of partitions, may be large, so they are copied only before the first change.
+    Most mappings are small and are copied again for each record that changes them. The mappings of topics and quotas,
+    and a topic's tuple of partitions, may be large, so they are copied once for many changes.
     """
 
     def __init__(self, image: MetadataImage) -> None:
@@ -233,11 +233,11 @@ class ImageBuilder:
         self._feature_levels = image.feature_levels
         self._copied_topics: tuple[dict[str, TopicImage], dict[TopicId, TopicImage]] | None = None
         self._changed_partitions: dict[TopicId, list[PartitionState]] = {}
-        """The states of the partitions of changed topics. Since they are collected here, many changes of one topic copy
-        the states only once. `_store_changed_partitions` writes them into the topics."""
+        """For each topic with changed partitions, the states of all its partitions. Each list is a copy, which is made
+        once for many changes. `_store_changed_partitions` writes the states into the topics."""
 
     def apply(self, records: Iterable[JournalRecord]) -> "ImageBuilder":
-        """Apply the records of one entry, which were decided from the builder's current image."""
+        """Apply the records of one entry. They must have been decided from the state that the builder has now."""
         return run_all(self.apply_in_steps(records))
 
     def apply_in_steps(self, records: Iterable[JournalRecord]) -> "Steps[ImageBuilder]":
@@ -289,7 +289,8 @@ class ImageBuilder:
         if record.fenced is not None:
             registration = registration._replace(fenced=record.fenced)
             if not record.fenced:
-                # From now on this run acknowledges records, so the directories must contain its own epoch.
+                # From now on this run of the broker acknowledges records. So at the next registration, the directories
+                # must contain the epoch of this run.
                 registration = registration._replace(records_epoch=-1, records_synced=False)
         if record.in_controlled_shutdown is not None:
             registration = registration._replace(in_controlled_shutdown=record.in_controlled_shutdown)

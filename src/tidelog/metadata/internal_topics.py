@@ -50,11 +50,11 @@ def internal_settings(name: str, config: BrokerConfig) -> dict[str, str]:
 class _Shape(NamedTuple):
     partitions: int
     replication_factor: int
-    """The setting. A topic has fewer replicas if there are fewer brokers."""
+    """The configured number. A topic gets fewer replicas if there are fewer brokers."""
 
 
 def _shape(name: str, config: BrokerConfig) -> _Shape | None:
-    """Return the settings of an internal topic that a coordinator of this broker uses; None for any other topic."""
+    """Return the configured shape of an internal topic that a coordinator of this broker uses, else None."""
     if name == CONSUMER_OFFSETS:
         return _Shape(config.offsets_topic_num_partitions, config.offsets_topic_replication_factor)
     if name == TRANSACTION_STATE:

@@ -1,9 +1,9 @@
 """Decisions about AlterPartition (KIP-497): the leader of a partition proposes a new ISR. Pure functions.
 
 Only the controller changes an ISR. A proposal names the leader epoch and the partition epoch on which it is based, so
-the controller can refuse it if the partition has changed since. It also names the broker epoch of each member. A broker
-that now has another epoch was restarted and may have lost its disk, so the controller does not accept it as a member
-(KIP-903).
+the controller can refuse the proposal if the partition has changed since then. A proposal also names the broker epoch
+of each member. A broker that now has another broker epoch was restarted and may have lost its disk, so the controller
+does not accept this broker as a member (KIP-903).
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,8 @@ from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode
 
 ANY_BROKER_EPOCH = -1
-"""Stands for the broker epoch of a member if the leader does not know this epoch. This value is not compared."""
+"""Stands for the broker epoch of a member if the leader does not know this epoch. The controller then does not compare
+epochs."""
 
 
 class IsrProposal(NamedTuple):
@@ -91,7 +92,6 @@ def _check_proposal(state: PartitionState, broker_id: int, proposal: IsrProposal
     valid ISR and recovery state. The order of the checks is the same as in Kafka.
     """
     if proposal.leader_epoch > state.leader_epoch or proposal.partition_epoch > state.partition_epoch:
-        # The leader has seen a later entry of the journal than this controller.
         raise ApiError(
             "the leader has seen a later change of the partition than this controller", ErrorCode.NOT_CONTROLLER
         )

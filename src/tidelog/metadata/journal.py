@@ -65,7 +65,7 @@ class Journal:
         self._builder = ImageBuilder(EMPTY_IMAGE)
         """Collects the replayed journal until the start is complete."""
         self._pending: list[tuple[SentEntry, asyncio.Future[bool | None]]] = []
-        """Sent entries for which it is unknown whether the store has them, with their outcomes."""
+        """Sent entries for which it is unknown whether the store has them, each with the future of its outcome."""
         self._snapshot_task: asyncio.Task[None] | None = None
         self._bytes_since_snapshot = 0
         self._snapshot_bytes = 0
@@ -87,7 +87,8 @@ class Journal:
         return self._builder.build()
 
     async def replay(self) -> None:
-        """Replay what `inspect` has not replayed: first a newer snapshot, if there is one, then the later entries.
+        """Replay what `inspect` has not replayed: first the snapshot, if it is newer than the replayed
+        entries, then all later entries.
 
         Raises StoreFailed, StoreUnavailable and JournalError.
         """
@@ -120,8 +121,9 @@ class Journal:
     async def catch_up(self, *, is_behind: bool = False) -> None:
         """Apply all entries of the store that are not in the image yet.
 
-        `is_behind` means that the store is known to have such an entry. If this entry cannot be read, another broker
-        has deleted it after writing a snapshot; this snapshot is then loaded instead.
+        `is_behind` means that the journal is known to have at least one entry that is not in the image. If the store
+        does not return the first of these entries, another broker has written a snapshot and deleted this entry. Then
+        this snapshot is loaded.
 
         Raises StoreFailed, StoreUnavailable, and JournalError if an entry is missing or cannot be decoded.
         """
@@ -189,10 +191,10 @@ class Journal:
         size_max = self._store.entry_bytes_max
         if size_max is not None and any(len(data) > size_max for _, data in entries):
             raise EntryTooLarge(
-                f"a record of the change exceeds the {size_max} bytes of one entry in the metadata store"
+                f"a record of the change exceeds the {size_max} bytes that an entry of the metadata store may have"
             )
         if undivided and len(entries) > 1:
-            raise EntryTooLarge(f"the change exceeds the {size_max} bytes of one entry in the metadata store")
+            raise EntryTooLarge(f"the change exceeds the {size_max} bytes that an entry of the metadata store may have")
         is_first = True
         for entry_records, data in entries:
             try:

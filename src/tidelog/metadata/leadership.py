@@ -2,9 +2,9 @@
 lease.
 
 A broker relies on its lease only for a limited time, which it measures on its own monotonic clock. This time begins
-when the broker sends an acquisition or renewal, not when the confirmation arrives. Only confirmed requests count. The
-time is shorter than the lease by a margin (`LeaseTerm`). So the broker stops relying on the lease before another broker
-can acquire it, even if the process was paused in the meantime.
+when the broker sends an acquisition or renewal, not when the confirmation arrives. A renewal that is not confirmed does
+not extend this time. The time is shorter than the lease by a margin (`LeaseTerm`). So the broker stops relying on the
+lease before another broker can acquire it, even if the process was paused in the meantime.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ class SentEntry(NamedTuple):
     writer: str
     """Identifies the lease, by its holder and its epoch. Each acquisition of the controller lease has a new epoch."""
     number: int
-    """Counts the appends under the lease."""
+    """Sequence number of the append under this lease, starting with 0."""
 
 
 class OutcomeUnknown(Exception):
@@ -175,8 +175,8 @@ class HeldLease:
 
         After PositionTaken, LeaseLost and StoreUnavailable it is certain that the store does not have the entry and
         will never get it. Raises OutcomeUnknown if the outcome is still unknown when the lease ends, or after SETTLE_S
-        for a lease that does not expire. If the store cannot be used, a lease that expires is given up and
-        OutcomeUnknown is raised; for other leases, StoreFailed is raised.
+        for a lease that does not expire. If the store reports StoreFailed, a lease with a `ttl_ms` is given up
+        and OutcomeUnknown is raised; with a lease that does not expire, StoreFailed is raised.
         """
         self.check()
         entry = SentEntry(position, f"{self.lease.holder}/{self.lease.epoch}", self._append_count)

@@ -36,9 +36,9 @@ CONTROLLER_TIMEOUT_MS: Final = 5_000
 """Longest time that FindCoordinator and InitProducerId wait for a remote controller, in milliseconds. It is short,
 since clients repeat these requests, and no other request of their connection is answered during the wait."""
 CONTROLLER_WAIT_S: Final = 15.0
-"""Longest time, in seconds, that a request waits until it can be sent to a controller. If the metadata store is
-available, another broker becomes the controller within this time. When the time has passed, the client gets an error
-with the reason before its own timeout."""
+"""Longest time, in seconds, that a request waits until it can be sent to a controller. If the controller fails and the
+metadata store is available, another broker becomes the controller within this time. After this time, the client gets an
+error that says the reason. The usual timeouts of clients are longer."""
 RETRY_S: Final = 0.1
 """Pause before the next attempt to find the controller, in seconds."""
 
@@ -91,7 +91,7 @@ class AlterConfigs(NamedTuple):
     alterations: Sequence[Alteration]
     node_id: int
     """The broker to which the client has sent the request. The request may alter the settings of this broker or of all
-    brokers together, but not those of another single broker."""
+    brokers together, but not settings that another broker has for itself."""
     validate_only: bool = False
 
 
@@ -101,8 +101,8 @@ class AlterQuotas(NamedTuple):
 
 
 class AllocateProducerIds(NamedTuple):
-    """Allocate a block of producer ids that are not allocated to any other broker, now or later. The result is (first,
-    end).
+    """Allocate a block of producer ids that are not allocated to any other broker, now or later. The result is the
+    first id of the block and the id after its last one.
     """
 
     node_id: int
@@ -112,14 +112,14 @@ class AllocateProducerIds(NamedTuple):
 class RegisterBroker(NamedTuple):
     """Register a broker. The result is its broker epoch.
 
-    The broker must have its lease in the store. While the level of `tidelog.metadata.version` is 0, the broker must be
-    ready to serve its partitions. With higher levels, the broker reports this later, with a heartbeat.
+    The broker must have its lease in the store. While the level of `tidelog.metadata.version` is 0, a broker that sends
+    this request must be ready to serve its partitions. At higher levels, a later heartbeat reports that it is ready.
     """
 
     registration: Registration
     renew_leaderships: bool = False
-    """Whether the broker was restarted, so that new leader epochs begin for the partitions that it leads. This has an
-    effect only at level 0. With higher levels, a restarted broker leads no partition at first."""
+    """Whether new leader epochs must begin for the partitions that the broker leads, because it was restarted. This has
+    an effect only at level 0. At higher levels, a restarted broker leads no partition at first."""
 
 
 class BrokerHeartbeat(NamedTuple):
@@ -184,8 +184,8 @@ class CatchUp(NamedTuple):
 
 
 class ReplicasOffline(NamedTuple):
-    """Report that the logs of these replicas of the broker cannot be used. The controller removes the broker from their
-    ISRs, and elects other leaders. It refuses ISR proposals that were made before this report.
+    """Report that the logs of these replicas of the broker cannot be used. The controller removes the broker from the
+    ISRs of these partitions, and elects other leaders. It refuses ISR proposals that were made before this report.
     """
 
     broker_id: int
@@ -223,9 +223,9 @@ class Answer(NamedTuple, Generic[R]):
     """The controller's answer: the value, or an error that concerns the whole request.
 
     After most errors, the request has changed nothing and will not change anything later. After REQUEST_TIMED_OUT, it
-    may have been executed, or may be executed later. After KAFKA_STORAGE_ERROR, it has changed nothing if several
-    brokers share the store. If a broker uses its store alone, the request may have been executed, since the append of
-    its records may have ended with StoreFailed.
+    may have been executed, or may be executed later. The meaning of KAFKA_STORAGE_ERROR depends on the store. If
+    several brokers share the store, the request has changed nothing. If a broker uses its store alone, the request may
+    have been executed, since the append of its records may have ended with StoreFailed.
     """
 
     value: R | None
@@ -294,7 +294,8 @@ class ControllerChannel(Protocol):
     async def ask(self, broker: BrokerRegistration, request: ControllerRequest, timeout_s: float) -> Answer[Any]:
         """Send the request to `broker`, and return the answer of its controller.
 
-        Raises ControllerUnreachable, and AnswerLost if the connection ends or there is no answer after `timeout_s`.
+        Raises ControllerUnreachable if the request was not sent. Raises AnswerLost if the request was sent, but no
+        valid answer has arrived before the connection ends or `timeout_s` has passed.
         """
 
 
@@ -312,7 +313,7 @@ class ControllerRouter:
     """The `ControllerLink` of one broker.
 
     The answer of a remote controller is returned when this broker has processed the metadata on which the answer is
-    based. So a client that has created a topic finds it in its next request to the same broker.
+    based. So if a client has created a topic, its next request to the same broker can use the topic.
     """
 
     def __init__(
@@ -384,8 +385,8 @@ class ControllerRouter:
     async def catch_up(self, request: CatchUp) -> Answer[None]:
         answer = await self._ask(request)
         if answer.error is ErrorCode.NONE:
-            # The controller of this process answers as soon as it has decided, before all parts of the broker have
-            # processed the change.
+            # The controller of this process answers this request at once, perhaps before all parts of the broker have
+            # processed its last change.
             await self._publisher.wait_for(answer.position)
         return answer
 
@@ -420,10 +421,10 @@ class ControllerRouter:
             await self._tasks.sleep(RETRY_S)
 
     async def _ask_once(self, request: ControllerRequest, channel: ControllerChannel, deadline_s: float) -> Answer[Any]:
-        """Ask the broker that is the controller according to the image. Raises AnswerLost.
+        """Ask the controller: this broker's own if it is active, otherwise the broker that the image names.
 
-        The answer is NOT_CONTROLLER if that broker cannot be reached or is not the controller. The caller must then try
-        again later.
+        The answer is NOT_CONTROLLER if the image names no other broker, or if the named broker cannot be reached or is
+        not the controller. The caller must then try again later. Raises AnswerLost.
         """
         if self._local.is_active:
             return await self._local.execute(request)

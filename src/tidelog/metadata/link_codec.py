@@ -1,8 +1,8 @@
 """Encode and decode requests to the controller and their answers, for brokers in different processes.
 
 The codecs are derived from the type hints in `link.py`: every method of `ControllerLink` names the class of its request
-and the type of the value in its answer. So a new request needs no change here. See `value_codec.py` for the allowed
-types, and for the changes of a class that older brokers accept.
+and the type of the value in its answer. So a new request needs no change here. `value_codec.py` describes which types
+are allowed, and how a class may be changed so that older brokers still accept its values.
 
 A message begins with MAGIC and the version of this format. A request continues with the name of its class.
 """
@@ -72,7 +72,7 @@ def encode_request(request: ControllerRequest) -> Steps[bytes]:
 
 
 def decode_request(data: Buffer) -> Steps[ControllerRequest]:
-    """Decode a request. Raises MalformedValue, and UnknownValue if a newer version of Tidelog has sent it."""
+    """Decode a request. Raises MalformedValue, and UnknownValue if only a newer version of Tidelog knows it."""
     reader = _reader(data, REQUEST_BYTES_MAX)
     name = reader.raw(reader.count()).decode(errors="replace")
     kind = request_kinds().get(name)
@@ -101,7 +101,7 @@ def encode_error(answer: Answer[None]) -> bytes:
 
 @cache
 def _error_codec() -> Codec:
-    # The value is always None, and every optional type encodes None in the same way: int stands for all of them.
+    # The value is always None, and every optional type encodes None in the same way. So any optional type works here.
     return fields_codec(Answer, {**get_type_hints(Answer), "value": int | None})
 
 
@@ -121,7 +121,9 @@ def _reader(data: Buffer, size_max: int) -> ValueReader:
         raise MalformedValue("this is not a message between a broker and the controller")
     version = reader.byte()
     if version != FORMAT_VERSION:
-        raise UnknownValue(f"version {version} of the format of these messages is unknown here: upgrade this broker")
+        raise UnknownValue(
+            f"the message has format version {version}, which the receiving broker does not know: upgrade that broker"
+        )
     return reader
 
 

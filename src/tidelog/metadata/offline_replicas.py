@@ -20,11 +20,12 @@ def end_replicas(
     replicas: Sequence[tuple[TopicId, int]],
     config: BrokerConfig,
 ) -> Steps[JournalDecision[None]]:
-    """Remove the broker from the ISR and the ELR of the partitions `replicas` (topic id and index), and elect other
-    leaders.
+    """Remove the broker from the ISR and the ELR of the partitions in `replicas` (topic id and index of each), and
+    elect other leaders.
 
-    The broker is removed only if another replica can lead the partition now, or could lead it after the replica's
-    broker has returned. Otherwise the broker `broker_id` remains its leader, and answers requests with a storage error.
+    The broker is removed only if another broker can lead the partition now, or could lead it after that other broker
+    has returned. Otherwise the partition keeps its state: if the broker `broker_id` is the leader, it remains the
+    leader and answers requests with a storage error.
 
     If the broker is in neither set, only the partition epoch is incremented. The leader may have a proposal that adds
     the broker to the ISR, because of records that its log had before. The controller then refuses this proposal, since

@@ -45,7 +45,7 @@ class PeerConnections:
     def channel(self, broker: "BrokerRegistration", config: ChannelConfig | None = None) -> Channel:
         """Return a channel to the current address of `broker`. This broker proves its identity on the channel.
 
-        If the peer restarts at the same address, the channel connects again as soon as this broker has processed the
+        If the peer restarts at the same address, the channel can connect again as soon as this broker has processed the
         peer's new registration. When the address changes, the caller must close the channel and create a new one.
         """
         config = config or ChannelConfig(client_id=f"broker-{self._node_id}")

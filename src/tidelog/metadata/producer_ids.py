@@ -11,7 +11,7 @@ class ProducerIds:
 
     def __init__(self, controller: ControllerLink, node_id: int, timeout_ms: int | None = None) -> None:
         """`timeout_ms` is the longest time that a producer waits for the controller. It is None if this broker has no
-        channel to another controller.
+        channel to the controllers of other brokers.
         """
         self._controller = controller
         self._request = AllocateProducerIds(node_id, timeout_ms)
@@ -21,8 +21,8 @@ class ProducerIds:
     async def next(self) -> int:
         """Return an id that was never assigned in this cluster.
 
-        Raises CoordinatorLoadInProgress if the controller allocates no block now. As in Kafka, it does not matter why:
-        clients repeat InitProducerId and EndTxn after this error, and give up after most other errors.
+        Raises CoordinatorLoadInProgress if the controller allocates no block. As in Kafka, the error is the same for
+        every reason, because clients repeat InitProducerId and EndTxn after this error, but give up after most others.
         """
         producer_id = next(self._block, None)
         while producer_id is None:

@@ -25,12 +25,12 @@ class QuorumState(NamedTuple):
     brokers: Sequence[JournalFollower]
 
 
-def quorum_state(image: MetadataImage, followed_by: Mapping[int, int]) -> QuorumState:
-    """Return the state. `followed_by` has the positions that brokers sent in their last heartbeats."""
+def quorum_state(image: MetadataImage, positions: Mapping[int, int]) -> QuorumState:
+    """Return the state. `positions` has, by broker id, the position that the broker sent in its last heartbeat."""
     brokers = []
     for broker in image.brokers.values():
         if broker.broker_id == image.controller_id:
             brokers.append(JournalFollower(broker.broker_id, image.position))
         elif not broker.fenced:
-            brokers.append(JournalFollower(broker.broker_id, followed_by.get(broker.broker_id, UNKNOWN_POSITION)))
+            brokers.append(JournalFollower(broker.broker_id, positions.get(broker.broker_id, UNKNOWN_POSITION)))
     return QuorumState(image.controller_id, image.controller_epoch, image.position, brokers)

@@ -62,7 +62,7 @@ def alter_quotas(
             if is_new and len(image.client_quotas) + added_entities >= ENTITIES_MAX:
                 message = (
                     f"there can be at most {ENTITIES_MAX} users, client ids and addresses with quotas: "
-                    "remove all quotas of another one first"
+                    "remove all quotas of another user, client id or address first"
                 )
                 raise ApiError(message, ErrorCode.POLICY_VIOLATION)
             added_entities += is_new
@@ -97,7 +97,9 @@ def _alter(
 
 
 def _canonical(parts: EntityParts) -> EntityParts:
-    """Return each type once, in the order that responses use. If a type is repeated, its last name counts."""
+    """Return each type once, in the order that responses use. If a type occurs more than once, the name in its last
+    occurrence is used.
+    """
     names = dict(parts)
     ordered = [(kind, names.pop(kind)) for kind in (CLIENT_ID, USER, IP) if kind in names]
     return (*ordered, *names.items())

@@ -1,8 +1,9 @@
 """Decisions about the reassignment of replicas (KIP-455). Pure functions.
 
-While a reassignment is in progress, `replicas` contains the new replicas in their order, followed by the replicas that
-will be removed. `elections.next_state` completes the reassignment when all replicas that it adds are in the ISR. If the
-number of replicas becomes smaller, all remaining replicas must be in the ISR. Until then, no replica is removed.
+While a reassignment is in progress, `replicas` contains the new replicas in the requested order, followed by the
+replicas that will be removed. `elections.next_state` completes the reassignment when all added replicas are in the ISR.
+If the number of replicas becomes smaller, all remaining replicas must be in the ISR. Before the reassignment is
+complete, no replica is removed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -92,7 +93,7 @@ def _begin(
     rules: TopicRules,
     allow_factor_change: bool,
 ) -> None:
-    """Collect the change that begins a reassignment. It replaces a reassignment in progress. Raises ApiError."""
+    """Collect the change that begins a reassignment, or replaces the reassignment in progress. Raises ApiError."""
     state = changes.state(topic, partition)
     if len(new_replicas) > REPLICAS_MAX:
         message = f"the partition cannot get {len(new_replicas)} replicas: the limit is {REPLICAS_MAX}"
@@ -102,7 +103,7 @@ def _begin(
     if not allow_factor_change and len(new_replicas) != factor:
         message = f"The replication factor is changed from {factor} to {len(new_replicas)}"
         raise ApiError(message, ErrorCode.INVALID_REPLICATION_FACTOR)
-    # Replicas that an earlier reassignment is still adding are not complete yet, so this reassignment also adds them.
+    # A new replica that an earlier reassignment is still adding is not complete yet, so it also belongs to `adding`.
     complete_replicas = [replica for replica in state.replicas if replica not in state.adding]
     adding = tuple(sorted(replica for replica in new_replicas if replica not in complete_replicas))
     removing = tuple(sorted(replica for replica in state.replicas if replica not in new_replicas))
@@ -119,7 +120,8 @@ def _cancel(changes: StateChanges, image: MetadataImage, topic: TopicImage, part
     """Collect the change that cancels the reassignment in progress: the partition gets its former replicas. Raises
     ApiError.
 
-    As in Kafka, these replicas remain in the order that the reassignment has requested.
+    As in Kafka, these replicas keep the order that they have during the reassignment. It may differ from their former
+    order.
     """
     state = changes.state(topic, partition)
     if not state.adding and not state.removing:

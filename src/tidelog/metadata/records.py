@@ -1,9 +1,9 @@
 """The records of the metadata journal and their encoding: one line of JSON per entry, readable with any tool.
 
 An entry contains the records of one decision, or a part of them if the store limits the size of an entry. It is
-appended atomically: `{"v":1,"epoch":3,"records":[{"kind":"topic",...},...]}`. A reader ignores fields that it does not
-know. A change that older brokers must not ignore needs a new kind of record or a higher version; older brokers refuse
-both.
+appended atomically. Its form is `{"v":1,"epoch":3,"records":[{"kind":"topic",...},...]}`. A reader ignores fields that
+it does not know. A change that older brokers must not ignore needs a new kind of record or a higher version; older
+brokers refuse both.
 
 The kinds that this module defines after `FeatureLevelChanged` are written only while the finalized level of
 `tidelog.metadata.version` says that every registered broker can read them (`metadata/features.py`). This level is 0
@@ -66,12 +66,14 @@ class BrokerRegistered(NamedTuple):
     features: Mapping[str, tuple[int, int]] = {}
     """The lowest and the highest level that the broker supports, for each feature."""
     records_epoch: int = -1
-    """The epoch in the broker's directories when it registered, if the broker certainly still had every record that it
-    had acknowledged. The image resets this field to -1 when the broker is unfenced. -1 stands for `epoch`.
+    """If the broker certainly still had every record that it had acknowledged, this is the broker epoch that its
+    directories contained when it registered. Otherwise it is -1, which means the same as the value of `epoch`. The
+    image also sets this field to -1 when the broker is unfenced.
 
-    All runs of this broker with a later epoch, up to `epoch`, were never unfenced, so they have acknowledged nothing.
-    If such a run ends before it has written its epoch, the next run finds an earlier epoch, but has every record.
-    `registration.py` has the rule. An older controller ignores this field and treats the stop of such a run as unclean.
+    The runs of this broker with an epoch above `records_epoch`, up to `epoch`, were never unfenced, so they have
+    acknowledged nothing. If such a run ends before it has written its epoch to the directories, the next run finds an
+    earlier epoch there, but has every record. `registration.py` has the rule. An older controller ignores this field
+    and treats the stop of such a run as unclean.
     """
     records_synced: bool = False
     """Whether all records of the runs up to `records_epoch` are synced. False if `records_epoch` is -1."""
@@ -346,7 +348,7 @@ def _row(state: PartitionState) -> list[Any]:
 
 
 def _states(runs: list[list[Any]]) -> tuple[PartitionState, ...]:
-    """Decode `_runs`. The partitions of one run share one object."""
+    """Decode the result of `_runs`. The partitions of one run share one object."""
     states: list[PartitionState] = []
     for count, *row in runs:
         states += [_state(row)] * count
@@ -354,7 +356,7 @@ def _states(runs: list[list[Any]]) -> tuple[PartitionState, ...]:
 
 
 def _state(row: list[Any]) -> PartitionState:
-    """Decode `_row`."""
+    """Decode the result of `_row`."""
     if len(row) > STATE_FIELDS_MAX:
         raise ValueError(f"the state of a partition has {len(row)} fields; this version knows {STATE_FIELDS_MAX}")
     replicas = tuple(row[0])
@@ -436,7 +438,7 @@ def _decode_record(fields: dict[str, Any], position: int) -> JournalRecord:
 
 
 def _decode_fields(kind: type[Any], fields: dict[str, Any]) -> Any:
-    """Decode `_encode_fields` of a named tuple of the type `kind`. Unknown fields are ignored."""
+    """Decode the result of `_encode_fields` into a named tuple of the type `kind`. Unknown fields are ignored."""
     values: dict[str, Any] = {}
     for name in kind._fields:
         if name in fields:

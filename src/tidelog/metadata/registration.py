@@ -8,7 +8,8 @@ A registered broker is in one of these states:
 | active | yes | its lease ends, or a heartbeat asks for fencing or for a shutdown |
 | in controlled shutdown | no | its process stops, so that its lease ends |
 
-Without ELR, a broker that may not be in an ISR remains there if the ISR has no other member (`remove_broker`).
+Without ELR, the only member of an ISR remains in it, even if this broker is fenced or in controlled shutdown, unless
+an unclean election makes another replica the leader (`remove_broker`).
 
 The broker epoch is the journal position of the registration. Requests with another epoch come from an earlier run of
 the broker and get STALE_BROKER_EPOCH.
@@ -78,8 +79,8 @@ def register_broker(
     `other_run_has_lease` says that another process has this broker's lease. While the level of
     `tidelog.metadata.version` is 1 or higher, the journal entry with the registration also ends the earlier run: the
     broker leads no partition any more and is removed from all ISRs. It is also removed from all ELRs if the earlier run
-    may have lost records. If a data directory is missing, it is forgotten as the last known leader of partitions that
-    have other replicas.
+    may have lost records. If one of its data directories is missing, the broker is no longer recorded as the last known
+    leader of partitions that have other replicas.
 
     Raises ApiError:
 
@@ -125,8 +126,9 @@ def register_broker(
         registered = registered._replace(
             records_epoch=request.previous_epoch, records_synced=request.is_synced or current.records_synced
         )
-    # After an unclean stop, `records_epoch` has its default. If this start fails, too, the next one is also treated as
-    # unclean. This costs nothing: the broker leaves every ELR here, and can return only after it was unfenced.
+    # After an unclean stop, `records_epoch` has its default. If this run ends before its epoch is in all directories,
+    # its stop is also treated as unclean. This costs nothing: the present registration removes the broker from every
+    # ELR, and the broker can return to an ELR only after it was unfenced.
     has_lost_directory = current is not None and any(d not in request.directories for d in current.directories)
     changes = yield from _end_of_broker(
         image, broker_id, config, unclean_stop=not has_records, has_lost_directory=has_lost_directory
@@ -155,19 +157,20 @@ def _has_acknowledged_records(current: BrokerRegistration, request: Registration
     lost.
 
     A run may end after its registration and before its epoch is in all directories, for example because a disk is full.
-    It was never unfenced, so it has led no partition and acknowledged nothing. So the first condition is also true if
-    the directories contain the epoch of the run before it, whose records they had at the registration
-    (`records_epoch`). There may be several such runs in a row, and the directories may contain the epoch of each of
-    them.
+    Such a run was never unfenced, so it has led no partition and acknowledged nothing. If the directories had all
+    records when this run was registered, the epoch that they contained at that time (`records_epoch`) also fulfils the
+    first condition. Several such runs may follow each other, and the lowest epoch in the directories may be that of any
+    of them. So every epoch from `records_epoch` to the registered epoch fulfils the first condition.
     """
     if not request.directories or sorted(request.directories) != sorted(current.directories):
         return False
     oldest_epoch = current.epoch if current.records_epoch < 0 else current.records_epoch
     if not oldest_epoch <= request.previous_epoch <= current.epoch:
         return False
-    # The boot id of the registered run is the right one, also if this run has acknowledged nothing. If its registration
-    # was accepted because the boot id was the same, both runs have this boot id. If it was accepted because all records
-    # were synced, they do not depend on the page cache at all.
+    # It is enough to compare with the boot id of the registered run, even if only an earlier run has acknowledged
+    # records. If this function accepted the registered run because the boot ids were equal, both runs have this boot
+    # id. If it accepted the registered run because all records were synced, the records do not depend on the page
+    # cache at all.
     is_same_boot = request.boot_id != "" and request.boot_id == current.boot_id
     return request.is_synced or current.records_synced or is_same_boot
 
@@ -287,8 +290,8 @@ def leads_any(image: MetadataImage, broker_id: int) -> bool:
 def fence_broker(
     image: MetadataImage, broker_id: int, incarnation: str, config: BrokerConfig
 ) -> Steps[JournalDecision[None]]:
-    """Fence a broker whose lease has ended or that asks for it. The same journal entry elects other leaders for its
-    partitions and removes it from their ISRs.
+    """Fence a broker whose lease has ended or that asks to be fenced. The same journal entry elects other leaders for
+    the broker's partitions and removes the broker from their ISRs.
 
     Nothing changes if `incarnation` identifies an earlier run, if the broker is fenced already, or if the level
     of `tidelog.metadata.version` is 0.

@@ -55,7 +55,7 @@ CANDIDACY_S: Final = 0.5
 the store may end the pause earlier."""
 
 FirstRecords = Callable[[], Awaitable[Sequence[JournalRecord]]]
-"""A function that returns the first records of a new journal, after the record with the cluster's id."""
+"""A function that returns the records that follow the record with the cluster's id in a new journal."""
 
 
 class MetadataService:
@@ -108,8 +108,8 @@ class MetadataService:
         self._renewal: asyncio.Task[None] | None = None
         self._running: asyncio.Task[None] | None = None
         self._claimed_at_start = False
-        """Whether this broker became the controller in `start`. If so, at metadata level 0, its claim has begun new
-        leader epochs for the partitions that it leads, and its registration need not do this again."""
+        """Whether this broker became the controller in `start`. If so, and if the metadata level is 0, the claim has
+        begun new leader epochs for the partitions that this broker leads. The registration need not do this again."""
         self.lifecycle: BrokerLifecycle | None = None
         """None if this broker has no channel to other brokers."""
         self._upkeep: ClusterUpkeep | None = None
@@ -117,7 +117,7 @@ class MetadataService:
             self.lifecycle = BrokerLifecycle(store, self.link, self.publisher, cache, config, runtime, self.incarnation)
             self._upkeep = ClusterUpkeep(store, self.journal, self.controller, config, runtime)
         self._store_is_unreachable = False
-        """Whether the last attempt to read the journal failed. The log has one line about each outage."""
+        """Whether the last attempt to read the journal failed. Only the first failure of each outage is logged."""
 
     @cached_property
     def incarnation(self) -> str:
@@ -204,7 +204,8 @@ class MetadataService:
         await cancel_and_wait(self._renewal)
         await self.journal.stop()
         await self.controller.deactivate("the broker stops")
-        # If the store cannot be reached, each call waits until its timeout. So both calls are made at the same time.
+        # If the store cannot be reached, each release waits until its timeout. So both leases are released at the same
+        # time.
         releases = [] if self._lease is None else [self._lease.release()]
         if self.lifecycle is not None:
             releases.append(self.lifecycle.release_lease())
@@ -218,7 +219,7 @@ class MetadataService:
 
     @property
     def fences_new_brokers(self) -> bool:
-        """Whether brokers are fenced when they register, and begin to lead partitions later."""
+        """Whether brokers are fenced when they register. If so, they begin to lead partitions later."""
         return self.journal.image.metadata_level > 0
 
     def registration(self, endpoints: Sequence[Endpoint]) -> Registration:
@@ -250,7 +251,8 @@ class MetadataService:
             self.lifecycle.note_registration(registration, epoch)
 
     async def begin_to_serve(self) -> None:
-        """Wait until this broker may lead partitions. All subscribed listeners must have processed the image before.
+        """Wait until this broker may lead partitions. Before this call, all subscribed listeners must have processed
+        the image.
 
         Raises ApiError.
         """
@@ -316,7 +318,8 @@ class MetadataService:
             if restarted and image.metadata_level == 0:
                 new_records += controller.renew_leadership(image, self._config.node_id)
             try:
-                # The first entry must not be divided: a part of an adopted directory could never be completed.
+                # The first entry must not be divided: if only a part of it were stored, the other adopted topics would
+                # never be appended, because `first_records` is called only for an empty journal.
                 await self.journal.append(new_records, lease, undivided=image.position == 0)
             except EntryTooLarge as error:
                 raise JournalError(f"{error}: adopt these data directories without metadata.store") from error

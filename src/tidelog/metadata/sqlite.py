@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 LANE: Final = "metadata"
 APPLICATION_ID: Final = 0x7464_6C67
-"""Identifies the file as a metadata store of Tidelog, for file(1) and for this module: "tdlg"."""
+"""The letters "tdlg". They identify the file as a metadata store of Tidelog, for file(1) and for this module."""
 SCHEMA_VERSION: Final = 1
 BUSY_MS: Final = 5000
 """Longest time that a call waits for another process's commit, in milliseconds."""
@@ -49,7 +49,7 @@ POLL_MIN_S: Final = 0.01
 POLL_MAX_S: Final = 0.25
 """Shortest and longest pause between two polls of the file, in seconds."""
 WATCHED_POLL_MAX_S: Final = 1.0
-"""Replaces POLL_MAX_S while writes to the file are reported to this process."""
+"""Replaces POLL_MAX_S while this process watches the write-ahead log."""
 NO_LIMIT: Final = -1
 """Means "no limit" in SQLite's LIMIT clause."""
 
@@ -124,7 +124,7 @@ class SqliteStore:
         return True
 
     def _watch_log(self) -> "FileWatch | None":
-        """Return the watch of the write-ahead log. None if there is no such file yet, or no way to watch it."""
+        """Return the watch of the write-ahead log. None if the log does not exist yet or cannot be watched."""
         if self._watch is None and self._can_watch:
             from tidelog.runtime.file_watch import open_watch  # imported late: a broker that is alone needs no watch
 
@@ -270,7 +270,8 @@ class SqliteStore:
     def _read(self, connection: "sqlite3.Connection", start: int, limit: int) -> list[StoredEntry]:
         (has_writers,) = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'writers'").fetchone()
         query = "SELECT position, data FROM journal"
-        if has_writers:  # `inspect` may read a file of an older Tidelog, whose missing tables it does not create
+        # A file of an older Tidelog has no table of writers until `_prepare` creates it. `inspect` does not create it.
+        if has_writers:
             query = (
                 "SELECT position, data, coalesce(writer, ''), coalesce(number, 0) "
                 "FROM journal LEFT JOIN writers USING (position)"

@@ -1,21 +1,24 @@
-"""The interface of metadata stores. A store contains the metadata journal, durably and linearizably for all brokers."""
+"""The interface of metadata stores. A store contains the metadata journal. Its entries are durable, and the reads and
+appends of all brokers are linearizable.
+"""
 
 from typing import Final, NamedTuple, Protocol
 
 from tidelog.runtime.interfaces import Clock
 
 SHARED_VALUE_BYTES_MAX: Final = 480 * 1024
-"""Upper bound, in bytes, on one entry and on one part of a snapshot in ZooKeeper and etcd. With its header, such a
-value has less than 512 KiB. ZooKeeper refuses requests of 1 MiB (jute.maxbuffer), and etcd refuses requests of 1.5
-MiB."""
+"""Upper bound, in bytes, on one entry and on one part of a snapshot in ZooKeeper and etcd. With its header, an
+entry or a part is smaller than 512 KiB. ZooKeeper refuses requests of 1 MiB (jute.maxbuffer), and etcd refuses requests
+of 1.5 MiB."""
 LEASE_MARGIN_MS: Final = 500
-"""A holder stops relying on a lease this number of milliseconds before the lease may end in the store. This margin
-covers the different speeds of the clocks and the time between a check of the lease and the action that depends on
-it."""
+"""The holder of a lease stops relying on it before the lease can end in the store: this number of milliseconds earlier.
+This margin covers the different speeds of the clocks and the time between a check of the lease and the action that
+depends on it."""
 
 
 class PositionTaken(Exception):
-    """Another controller has already appended an entry at the position of an append.
+    """The journal already has an entry at the position that was given to `append`. Usually another controller has
+    appended it.
 
     The caller has to read that entry and decide again.
     """
@@ -28,7 +31,7 @@ class LeaseLost(Exception):
 def lease_lost(lease: "Lease") -> LeaseLost:
     """Return the error for a lease that has expired or that another holder has.
 
-    The text does not name the holder. In a broker's lease, the holder is a secret of the cluster's brokers.
+    In a broker's lease, `holder` is a secret of the cluster's brokers. So the text does not contain it.
     """
     return LeaseLost(f"lease {lease.name} of epoch {lease.epoch} has ended, or another process has acquired it")
 
@@ -159,8 +162,8 @@ class Store(Protocol):
     async def discard_history(self) -> None:
         """Discard the old values that the store retains, except the values of the last minutes.
 
-        The controller calls this method every few minutes. A store may keep each value that a renewal has replaced, and
-        without this call, these values would fill it in some months.
+        The controller calls this method every few minutes. A store may keep each value that a renewal has replaced.
+        Without this call, these values would fill the store within some months.
         """
 
     async def wait_for_write(self, limit_s: float) -> None:
@@ -174,9 +177,9 @@ class Store(Protocol):
 class LeaseTerm:
     """The time during which a holder may rely on its lease. This time also passes while the holder's process is paused.
 
-    The term begins when the acquisition or renewal is sent, since the store's confirmation arrives some time later. It
-    is measured with `Clock.monotonic`: after a long pause of the process the term is over, even if no call has failed.
-    On Linux, the same is true after a sleep of the machine.
+    The lease begins in the store at some time between the sending of the acquisition or renewal and the arrival of the
+    confirmation. So the term begins at the sending. It is measured with `Clock.monotonic`: after a long pause of the
+    process the term is over, even if no call has failed. On Linux, the same is true after a sleep of the machine.
     """
 
     def __init__(self, clock: Clock, ttl_ms: int) -> None:
@@ -185,8 +188,8 @@ class LeaseTerm:
         self._end_s = 0.0
 
     def extend(self, sent_s: float) -> None:
-        """Let the term begin at `sent_s`, the clock's time before the acquisition or renewal was sent that the store
-        has confirmed.
+        """Let the term begin at `sent_s`. The store has confirmed an acquisition or renewal, and `sent_s` is the
+        clock's time just before the holder sent this request.
         """
         self._end_s = max(self._end_s, sent_s + (self._ttl_ms - LEASE_MARGIN_MS) / 1000)
 

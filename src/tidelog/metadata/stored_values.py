@@ -21,7 +21,7 @@ from tidelog.metadata.store import (
 
 ENTRY_FORMAT: Final = 1
 _ENTRY_HEAD = Struct(">BqB")
-"""Format, number, and length of the writer's id. The id and the data follow."""
+"""The head of an entry: its format, its number, and the length of the writer's id. The id and the data follow."""
 WRITER_BYTES_MAX: Final = 255
 
 
@@ -70,7 +70,7 @@ def lease_ttl_ms(value: bytes) -> int | None:
 
 
 class SnapshotPointer(NamedTuple):
-    """Names the parts of the current snapshot. The pointer is written after all parts."""
+    """The stored value that says which parts form the current snapshot. It is written after all parts."""
 
     position: int
     parts_id: str
@@ -122,8 +122,8 @@ def read_snapshot(url: str, get: Callable[..., bytes | None]) -> Snapshot | None
 
 
 def parts_prefix(position: int, nonce: str = "") -> str:
-    """Return the id of the parts of a snapshot at `position`. Without `nonce`, return a text with which each such id
-    begins; the ids of earlier snapshots are less than this text.
+    """Return the id of the parts of a snapshot at `position`. Without `nonce`, return the prefix of all ids for this
+    position; the ids of snapshots at earlier positions sort before this prefix.
     """
     return f"{position:020d}-{nonce}"
 

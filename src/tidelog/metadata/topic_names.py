@@ -24,6 +24,7 @@ def name_refusal(name: str) -> str | None:
 def flat_name(name: str) -> str:
     """Return the name with underscores instead of dots. Two topics must not have the same flat name.
 
-    Kafka's metric names replace dots by underscores, so the metrics of two such topics would collide.
+    In the names of Kafka's metrics, dots are replaced by underscores, so the metrics of two topics with the same flat
+    name would collide.
     """
     return name.replace(".", "_")

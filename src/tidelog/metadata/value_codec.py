@@ -5,9 +5,9 @@ pickle is not used.
 named tuple, a tuple, list, sequence, set or mapping of these types, or a union of them.
 
 The bytes do not contain the types, except the names of the classes of a union. So writer and reader must use the same
-types, with one exception: a field with a default may be added at the end of a named tuple. This is possible since the
-last fields are not written if they have their default values. An older reader accepts a value whose new field has its
-default, and refuses any other value (`UnknownValue`).
+types, with one exception: a field with a default may be added at the end of a named tuple. This is possible
+because the last fields are not written if they have their default values. An older reader accepts a value whose new
+field has its default, and refuses a value whose new field has another value (`UnknownValue`).
 
 The memory that the reader allocates is proportional to the bytes that it has received, and a value is never nested more
 deeply than its type.
@@ -121,7 +121,7 @@ class _Scalar(Codec):
 
 
 class _None(_Scalar):
-    """None, encoded as one byte, since every value has at least one byte."""
+    """None, encoded as one byte, because every value must have at least one byte (see `ValueReader.count`)."""
 
     __slots__ = ()
 
@@ -132,7 +132,7 @@ class _None(_Scalar):
 
     def get(self, reader: ValueReader) -> None:
         if reader.byte() != 0:
-            raise MalformedValue(f"{self.name}: the byte of an absent value is not 0")
+            raise MalformedValue(f"{self.name}: the byte that stands for None is not 0")
 
 
 class _Bool(_Scalar):
@@ -368,9 +368,7 @@ class _Optional(Codec):
     def read(self, reader: ValueReader) -> Steps[Any]:
         presence = reader.byte()
         if presence > 1:
-            raise MalformedValue(
-                f"{self.name}: {presence} says neither that the value is present nor that it is absent"
-            )
+            raise MalformedValue(f"{self.name}: {presence} is neither 0 (no value) nor 1 (a value follows)")
         if presence:
             return (yield from self._value.read(reader))
         return None
@@ -421,7 +419,7 @@ _SEQUENCES: Final[dict[Any, tuple[type[Any], type[Any]]]] = {
     collections.abc.Set: (frozenset, collections.abc.Set),
     collections.abc.Sequence: (tuple, collections.abc.Sequence),
 }
-"""For each generic type: the class of the values that are read, and the class of the values that may be written."""
+"""For each generic type: the class of the sequence that `read` returns, and the class that `write` accepts."""
 _MAPPINGS: Final = (dict, collections.abc.Mapping)
 
 

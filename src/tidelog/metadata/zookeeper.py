@@ -2,8 +2,8 @@
 
 Nodes below the root:
 
-    journal/BUCKET/POSITION   one entry; a bucket has BUCKET_ENTRIES of them. Entries are read by number, since the
-                              list of the entries of a long journal would exceed ZooKeeper's limit (jute.maxbuffer)
+    journal/BUCKET/POSITION   one entry; a bucket has BUCKET_ENTRIES of them. An entry is read by its position: a list
+                              of all entries of a long journal would exceed ZooKeeper's limit (jute.maxbuffer)
     end, first                the position of the next entry, and the position of the first entry that is not deleted
     leases/NAME               holder, epoch and term; ephemeral if the lease can expire, so that the lease ends with
                               the holder's session
@@ -345,8 +345,8 @@ class ZooKeeperStore(RemoteStore):
         self._check_lease(lease)
         sent_s = self._clock.monotonic()
         value, stat = self._get_with_stat("leases", _escaped(lease.name))
-        # The node of a lease that can expire belongs to a session. If that session is an earlier one of this process,
-        # the servers delete the node soon, so the lease cannot be renewed. The owner of all other nodes is 0.
+        # If a lease can expire, its node is owned by a session. If this is an earlier session of this process, the
+        # servers delete the node soon, so the lease cannot be renewed. A node without such a session has the owner 0.
         is_own = value is not None and decode_lease(lease.name, value) == lease
         if is_own and stat.ephemeralOwner in (0, self._session.session_id):
             path = self._path("leases", _escaped(lease.name))
@@ -410,7 +410,9 @@ class ZooKeeperStore(RemoteStore):
         return held
 
     def _is_over(self, name: str, value: bytes, stat: Any) -> bool:
-        """Return whether a lease was not renewed for its whole term, measured with the clock of this process."""
+        """Return whether a lease is over: according to the clock of this process, its node has not changed for the
+        whole term and LEASE_MARGIN_MS.
+        """
         ttl_ms = lease_ttl_ms(value)
         if ttl_ms is None:
             return False

@@ -20,8 +20,8 @@ kazoo_logger.setLevel(logging.ERROR)  # at lower levels, kazoo logs each attempt
 
 ANSWER_TIMEOUT_S: Final = 5.0
 """Longest time that a call waits for its answer, unless `limit_answers` has set a shorter limit. After this time, the
-connection to the server is closed, and kazoo connects to another server. By itself, kazoo notices a hung server only
-after up to two thirds of the session."""
+connection to the server is closed, and kazoo connects to another server. Without this limit, kazoo could take two
+thirds of the session's length to notice a hung server."""
 CONNECT_WAIT_S: Final = 2.0
 """Longest time that a call waits for a connection before it fails, in seconds."""
 FIRST_CONNECT_WAIT_S: Final = 8.0
@@ -86,8 +86,8 @@ class ZooKeeperSession:
 
         If the answer does not arrive in time, the connection is closed, so that the next call uses another server.
 
-        Raises AnswerLost; StoreUnavailable if the session has ended, so that the call was not executed; StoreFailed if
-        Tidelog has no permission; and the other errors of ZooKeeper unchanged.
+        Raises AnswerLost; StoreUnavailable if the session has ended (the call was not executed in this case);
+        StoreFailed if Tidelog has no permission; and the other errors of ZooKeeper unchanged.
         """
         from kazoo import exceptions
         from kazoo.handlers.threading import KazooTimeoutError
@@ -105,7 +105,7 @@ class ZooKeeperSession:
             raise StoreUnavailable(f"{self._url}: the session has ended ({error!r})") from None
         except (exceptions.AuthFailedError, exceptions.NoAuthError, exceptions.InvalidACLError) as error:
             raise StoreFailed(
-                f"{self._url}: no permission ({error!r}): Tidelog uses ZooKeeper without a user"
+                f"{self._url}: no permission ({error!r}): Tidelog does not authenticate itself to ZooKeeper"
             ) from None
 
     def limit_answers(self, limit_s: float) -> None:
@@ -113,7 +113,7 @@ class ZooKeeperSession:
         self._limits.answer_s = limit_s
 
     def _leave_server(self) -> None:
-        """Close the connection; kazoo then connects to another server. kazoo has no public API for it."""
+        """Close the connection; kazoo then connects to another server. kazoo has no public API for leaving a server."""
         client = self._client
         stream = client._connection._socket if client is not None else None
         if stream is not None:
@@ -151,7 +151,7 @@ class ZooKeeperSession:
         client.start_async()
 
     def _learn_length(self, connection: Any) -> None:
-        """Store the length of each session that the servers grant. kazoo has no public API for it."""
+        """Store the length of each session that the servers grant. kazoo has no public API that returns this length."""
         connect = connection._connect
 
         def connect_and_learn(*arguments: Any) -> Any:
@@ -164,15 +164,15 @@ class ZooKeeperSession:
         connection._connect = connect_and_learn
 
     def _try_other_servers_first(self, connection: Any) -> None:
-        """Let kazoo try the server of the last connection last, since an attempt to connect to a hung server takes some
-        seconds. The order of the other servers is random. kazoo has no public API for it.
+        """Let kazoo try all other servers, in random order, before the one that it has tried most recently. An attempt
+        to connect to a hung server takes some seconds. kazoo has no public API for this order.
         """
         expand = connection._expand_client_hosts
         connection._expand_client_hosts = lambda: sorted(expand(), key=self._server.__eq__)
 
     def _on_state(self, state: str) -> None:
         """Note a change of the connection's state. kazoo calls this method on its own thread. If the connection is
-        lost, kazoo makes this call before the running calls fail.
+        lost, kazoo first lets the requests that wait for an answer fail, and then calls this method.
         """
         if state == "CONNECTED":
             self._connected.set()

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, NewType
 
 TopicId = NewType("TopicId", bytes)
-"""16 raw bytes; Kafka's text form is `uuid_text`."""
+"""16 raw bytes; `uuid_text` returns Kafka's text form."""
 
 NO_TOPIC_ID = TopicId(bytes(16))
 
@@ -19,7 +19,7 @@ class TopicPartition(NamedTuple):
 
 
 def indexes_by_topic(partitions: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
-    """Group partitions by topic, in the order in which they are given."""
+    """Return the partition indexes of each topic. Topics and indexes keep the order of `partitions`."""
     indexes: dict[str, list[int]] = {}
     for topic, index in partitions:
         indexes.setdefault(topic, []).append(index)
@@ -32,7 +32,7 @@ def uuid_text(raw: bytes) -> str:
 
 
 def uuid_from_text(text: str) -> bytes:
-    """Return the 16 bytes of an id in the form of `uuid_text`. Raises ValueError if `text` does not have this form."""
+    """Return the 16 bytes of an id in the form of `uuid_text`. Raises ValueError if `text` does not encode 16 bytes."""
     raw = base64.urlsafe_b64decode(text + "==")
     if len(raw) != 16:
         raise ValueError(f"{text!r} is not a 16-byte id in URL-safe base64")

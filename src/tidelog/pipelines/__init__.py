@@ -2,7 +2,8 @@
 
     from tidelog.pipelines import json, pipeline, topic
 
-The names are loaded at their first use, so that importing this package imports neither PySpark nor a database.
+`pipeline` and `PipelineError` are loaded at once, all other names at their first use. So an import of this package
+imports neither PySpark nor the libraries of the sinks.
 """
 
 from importlib import import_module
@@ -40,7 +41,7 @@ MODULES = {
     "file": "tidelog.pipelines.sinks.file",
     "http": "tidelog.pipelines.sinks.http",
 }
-"""The module of each public name that is loaded at its first use."""
+"""Public name -> its module, for the names that are loaded at their first use."""
 
 
 def __getattr__(name: str) -> Any:

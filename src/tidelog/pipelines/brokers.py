@@ -1,4 +1,4 @@
-"""Requests to the brokers for sources and sinks of pipelines: look up a topic, create a topic."""
+"""Requests that the sources and sinks of pipelines send to the brokers: look up a topic, create a topic."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
@@ -16,7 +16,7 @@ CREATE_TIMEOUT_MS = 30_000
 
 
 def connect(bootstrap: str) -> "Client":
-    """Return a client of the cluster. Raises PipelineError if the text is not HOST:PORT."""
+    """Return a client of the cluster. Raises PipelineError if `bootstrap` is not HOST:PORT[,HOST:PORT...]."""
     from tidelog.client.blocking import Client, ClientConfig
 
     try:

@@ -32,15 +32,15 @@ class ObsoleteCheckpoints(NamedTuple):
 
 
 def place_of_checkpoints(text: str) -> str:
-    """Return the absolute path of a directory, so that commands in other directories find it. Return a URL without the
-    slash at its end.
+    """If `text` is a path, return the absolute path, so that commands in other directories find the place. If `text` is
+    a URL, return it without the slash at its end.
     """
     return (text if "://" in text else local_path(text)).rstrip("/")
 
 
 def has_offsets(spark: "SparkSession", checkpoint: str) -> bool:
-    """Return whether Spark has planned a micro-batch with this checkpoint. `checkpoint` is a path or a URI, and is read
-    as Spark itself reads it.
+    """Return whether Spark has planned a micro-batch with this checkpoint. `checkpoint` is a path or a URI, with
+    the same meaning as in Spark.
 
     Raises TemporaryError if its file system cannot be read.
     """

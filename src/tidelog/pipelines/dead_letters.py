@@ -6,7 +6,7 @@ and writes the records that cannot be parsed. Only then does Spark commit the mi
 records is read once, unless it has fewer records than offsets. Dead letters are written with the number of their
 micro-batch. A micro-batch that is repeated after a failure keeps its number, so its dead letters are not written twice.
 
-The range of offsets comes from the checkpoint, where Spark writes it before it reads a micro-batch.
+The range of offsets comes from the checkpoint. Spark writes the range there before it reads the micro-batch.
 """
 
 import json
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 METRIC = "records of source "
-"""The name of a source's observed metric is this text and the name of the function's parameter."""
+"""The name of a source's observed metric is this text, then the name of the function parameter that gets the source."""
 
 Ranges = dict[str, dict[str, tuple[int, int]]]
 """Begin and end (exclusive) of the offsets, by topic and partition."""
@@ -48,9 +48,10 @@ class DeadLetters:
         positions: Callable[[], Sequence[str | None]],
         counts: Callable[[], Mapping[str, Counts]],
     ) -> None:
-        """`sources` are the sources with a value format whose dead letters this query writes, by parameter. `positions`
-        returns their parameters by the position of the source in the checkpoint; None for other sources. `counts`
-        returns the counts of the current micro-batch by parameter; an empty mapping if they are unknown.
+        """`sources` maps parameters to the sources whose dead letters this query writes; each has a value format.
+        `positions` returns one item for each source in the checkpoint, in the same order: its parameter if it is in
+        `sources`, otherwise None. `counts` returns the counts of the current micro-batch by parameter; an empty mapping
+        if they are unknown.
         """
         self._topic = topic
         self._context = context
@@ -100,12 +101,12 @@ class DeadLetters:
 def letter_writers(
     pipeline: str, stored: Mapping[str, str], sources: Iterable[str], readers: Mapping[str, Container[str]]
 ) -> dict[str, str]:
-    """Return the sink whose query writes the dead letters of each source, by the parameter of the source.
+    """Return a mapping from the parameter of each source to the sink whose query writes the source's dead letters.
 
     `stored` is the choice of the earlier runs, which remains: the queries of two sinks may have read different parts of
-    a source, so another query would omit dead letters or write them again. `readers` are the parameters of the sources
-    that each sink's query reads. The first of these sinks writes the dead letters of a source that has no choice yet.
-    A source that no query reads has no dead letters.
+    a source, so another query would omit dead letters or write them again. `readers` maps each sink to the parameters
+    of the sources that its query reads. If `stored` has no choice for a source, the first sink whose query reads this
+    source is chosen. A source that no query reads has no dead letters.
 
     Raises PipelineError if the query that has written the dead letters of a source no longer reads this source.
     """
@@ -118,8 +119,8 @@ def letter_writers(
         elif writer is not None and writer not in reading:
             raise PipelineError(
                 f"pipeline {pipeline}: the query of its sink {writer} writes the dead letters of the source"
-                f" {source}, but now no such query reads this source: restore the sink and its name, or begin again"
-                f" with: tidelog pipeline replay {pipeline} --from TIME"
+                f" {source}, but now no sink of this name has a query that reads this source: restore the sink and its"
+                f" name, or begin again with: tidelog pipeline replay {pipeline} --from TIME"
             )
     return writers
 
@@ -149,8 +150,8 @@ def dead_letter_columns(unparsed: "DataFrame", pipeline: str, source: str) -> "D
 def micro_batch_ranges(checkpoint: Path, batch_id: int, positions: Sequence[str | None]) -> dict[str, Ranges]:
     """Return the ranges of offsets of a micro-batch, by the parameter of the source.
 
-    `positions` are the parameters by the position of the source in the checkpoint; None for sources that are not
-    wanted. Raises PipelineError if the checkpoint cannot be read.
+    `positions` has one item for each source in the checkpoint, in the same order: the source's parameter, or None if
+    its range is not wanted. Raises PipelineError if the checkpoint cannot be read.
     """
     ends = _offsets(checkpoint, batch_id)
     if len(ends) != len(positions):
@@ -188,7 +189,9 @@ def last_planned_batch(checkpoint: Path) -> int:
 
 
 def _offsets(checkpoint: Path, batch_id: int) -> list[dict[str, Any]]:
-    """Return the end offset of each source of a micro-batch, as Spark has written it to the checkpoint."""
+    """Return the end offsets of a micro-batch, one mapping for each source, as Spark has written them to the
+    checkpoint.
+    """
     path = checkpoint / "offsets" / str(batch_id)
     try:
         lines = path.read_text().splitlines()

@@ -1,4 +1,4 @@
-"""Declares pipelines: a plain PySpark function with its sources and its sinks.
+"""Declare pipelines: a pipeline is an ordinary PySpark function with its sources and its sinks.
 
 This module does not import PySpark, so that the command line can list pipelines without it.
 """
@@ -22,7 +22,7 @@ class SourceContext:
 
     spark: "SparkSession"
     bootstrap: str
-    """HOST:PORT of the brokers, several separated by commas, for sources that name none themselves."""
+    """Addresses of the brokers (HOST:PORT, separated by commas), for sources that do not name brokers themselves."""
     pipeline: str
     """Name of the pipeline."""
     is_streaming: bool
@@ -54,8 +54,8 @@ class Opened(Protocol):
     def write(self, batch: "DataFrame", batch_id: int) -> None:
         """Write one micro-batch.
 
-        After a failure, Spark repeats a micro-batch with the same `batch_id` and the same rows. A sink that is exactly
-        once does nothing if it has written this micro-batch completely.
+        After a failure, Spark repeats a micro-batch with the same `batch_id` and the same rows. An exactly-once sink
+        does nothing if it has already written this micro-batch completely.
         """
         ...
 
@@ -82,7 +82,9 @@ class Sink(Protocol):
     def describe(self) -> str: ...
 
     def open(self, context: SinkContext) -> Opened:
-        """Prepare the target, on the driver, before the query starts. Raises PipelineError if it cannot be used."""
+        """Prepare the target, on the driver, before the query starts. Raises PipelineError if the target cannot be
+        used.
+        """
         ...
 
 
@@ -102,7 +104,7 @@ class Pipeline:
     """Interval of micro-batches, as in `5 seconds`."""
     output_mode: str = "append"
     dead_letters: str | None = None
-    """Topic of the records of topics that cannot be parsed. None: such a record stops the pipeline."""
+    """Topic that gets the records which a topic source cannot parse. If None, such a record stops the pipeline."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Spark's settings for the session of this pipeline."""
 
@@ -140,9 +142,9 @@ class TemporaryError(PipelineError):
 def refused_begin(subject: str, accepted: str, context: SourceContext) -> PipelineError:
     """Return the error of a source that cannot begin at `context.begin`. `accepted` says where it can begin."""
     return PipelineError(
-        f"{subject}: {accepted}: leave out --from. A topic can begin elsewhere by its declaration, as in topic(...,"
-        " begin='latest'). If an earlier run or replay had --from, forget it with: tidelog pipeline reset"
-        f" {context.pipeline}"
+        f"{subject}: {accepted}: leave out --from. To begin a topic elsewhere, set begin in its declaration, as in"
+        " topic(..., begin='latest'). If an earlier run or replay had --from, its value is stored; to remove it:"
+        f" tidelog pipeline reset {context.pipeline}"
     )
 
 
@@ -159,8 +161,8 @@ def pipeline(
     """Declare a function as a pipeline. The function itself is returned unchanged and can be called in tests.
 
     A single source, or a sequence of sources, is given to the function's parameters in order. A mapping gives each
-    source to the parameter of this name. With a mapping of sinks, the function returns a mapping with the same names.
-    Raises PipelineError if the declaration is not consistent.
+    source to the parameter that its key names. If the sinks are a mapping, the function returns a mapping with the same
+    keys. Raises PipelineError if the declaration is not consistent.
     """
 
     def declare(function: Function) -> Function:
@@ -239,8 +241,8 @@ def _sources_by_parameter(
         by_name = dict(source)
         if set(by_name) != set(names):
             raise PipelineError(
-                f"{place}: the sources are named {_listed(by_name)}, but the parameters {_listed(names)}:"
-                " use the same names"
+                f"{place}: the sources have the names {_listed(by_name)}, but the parameters have the names"
+                f" {_listed(names)}: use the same names"
             )
     else:
         sources = list(source) if isinstance(source, Sequence) else [source]
@@ -278,7 +280,9 @@ def _checked_settings(place: str, settings: Mapping[str, str] | None) -> dict[st
     checked = {}
     for key, value in (settings or {}).items():
         if not isinstance(key, str) or not key.startswith("spark."):
-            raise PipelineError(f"{place}: setting {key!r} is not a setting of Spark; its name begins with 'spark.'")
+            raise PipelineError(
+                f"{place}: setting {key!r} is not a setting of Spark: the names of Spark's settings begin with 'spark.'"
+            )
         checked[key] = option_text(value)
     return checked
 

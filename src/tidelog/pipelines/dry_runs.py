@@ -1,4 +1,4 @@
-"""Run a pipeline's function on a sample, as a batch. Nothing is written."""
+"""Run a pipeline's function on a sample of its sources, as a batch query. Nothing is written."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,7 +30,8 @@ def sample(pipeline: Pipeline, spark: "SparkSession", bootstrap: str, rows_max: 
     """Read at most `rows_max` records of each source, and call the function. Raises PipelineError."""
     from pyspark.sql import functions as f
 
-    send_functions_by_value(pipeline)  # before sources are loaded, whose formats may be classes of the pipeline's file
+    # Before the sources are loaded, because the format of a source may be a class of the pipeline's file.
+    send_functions_by_value(pipeline)
     context = SourceContext(spark, bootstrap, pipeline.name, is_streaming=False, begin=begin, rows_max=rows_max)
     frames: dict[str, DataFrame] = {}
     sources = []

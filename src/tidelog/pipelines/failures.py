@@ -7,7 +7,7 @@ from tidelog.pipelines.declarations import PipelineError, TemporaryError
 RAISED = re.compile(r"(pipeline [^\n]* cannot be parsed: [^\n]*? to put such records aside)")
 """The error that the parser of a source raises, in a worker, for a record that cannot be parsed (see `topics`)."""
 PYTHON_ERROR = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Loss|Batch|Partition|Requested)): (.+)$", re.MULTILINE)
-"""An error of Python, by its usual names, also without its traceback."""
+"""The name and the text of a Python error, with or without a traceback. The name has one of the usual endings."""
 TRACEBACK = re.compile(
     r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(?:[\w.<>]+\.)?(\w+)(?:: (.+))?$", re.MULTILINE
 )
@@ -35,8 +35,8 @@ def cause_text(error: BaseException) -> str:
         causes = CAUSED_BY.findall(malformed["rest"])
         detail = f": {causes[-1].strip()}" if causes else ""
         return (
-            f"{malformed['file']}: a line is malformed{detail}. Correct the file, or let Spark make such lines rows of"
-            ' nulls: file(..., options={"mode": "PERMISSIVE"})'
+            f"{malformed['file']}: a line is malformed{detail}. Correct the file, or let Spark read such lines as rows"
+            ' of nulls: file(..., options={"mode": "PERMISSIVE"})'
         )
     python_errors = TRACEBACK.findall(text) or PYTHON_ERROR.findall(text)
     if python_errors:
@@ -62,9 +62,9 @@ def is_permanent(error: BaseException) -> bool:
 
 
 def as_exception(error: BaseException) -> Exception:
-    """Return the error itself if it is an Exception. Return a PipelineError for others, such as that of `sys.exit()`,
-    which code that handles failures would otherwise let through.
+    """Return the error itself if it is an Exception. Otherwise, for example after `sys.exit()`, return a PipelineError
+    in its place, because code that handles failures catches only an Exception.
     """
     if isinstance(error, Exception):
         return error
-    return PipelineError(f"{type(error).__name__} was raised, as by sys.exit(): {error}")
+    return PipelineError(f"{type(error).__name__} was raised, for example by sys.exit(): {error}")

@@ -22,7 +22,7 @@ class LagMonitor:
     """Sets `lag_records` and `lag_ms` of the queries' figures until `finish` or `close`."""
 
     def __init__(self, statuses: Callable[[], Sequence[PipelineStatus]]) -> None:
-        """`statuses` returns the figures to complete."""
+        """`statuses` returns the figures of the pipelines whose lags are measured."""
         self._statuses = statuses
         self._clients: dict[str, Client] = {}
         self._stop = threading.Event()
@@ -37,8 +37,8 @@ class LagMonitor:
                         query.lag_records, query.lag_ms = self.measure(query.offsets)
 
     def finish(self) -> None:
-        """Measure a last time, when the queries have ended: the last measurement may be older than their last
-        micro-batches. If the brokers do not answer, the lag is unknown.
+        """Measure once more after the queries have ended, because the previous measurement may be older than their
+        last micro-batches. If the brokers do not answer, the lag is unknown.
         """
         self._stop.set()
         self._thread.join(CONFIG.default_api_timeout_ms / 1000)
@@ -52,11 +52,11 @@ class LagMonitor:
                     has_answer = query.lag_records is not None
 
     def measure(self, offsets: Mapping[str, Mapping[str, Mapping[str, int]]]) -> tuple[int | None, int | None]:
-        """Return the number of records from these offsets to the ends, and the age of the oldest one in milliseconds.
-        The offsets are given by brokers, topic and partition.
+        """Return the number of records from these offsets to the ends of the partitions, and the age of the oldest of
+        these records in milliseconds. `offsets` is indexed by brokers, topic and partition, in this order.
 
-        Both are None if the brokers do not answer. The number counts offsets. After compaction and transactions, there
-        are fewer records than offsets.
+        Both are None if the brokers do not answer. The number is a difference of offsets: after compaction and
+        transactions, it is higher than the real number of records.
         """
         records, oldest_ms = 0, None
         try:

@@ -15,7 +15,7 @@ MODULE_PREFIX = "tidelog_pipelines_"
 """Beginning of the module names of pipeline files."""
 
 NO_SESSION = "SESSION_OR_CONTEXT_NOT_EXISTS"
-"""The condition of PySpark's error for a call that needs a session before one was started."""
+"""The error condition that PySpark reports if a call needs a session and no session was started."""
 
 
 def load(reference: str) -> list[Pipeline]:
@@ -41,8 +41,9 @@ def split_reference(reference: str) -> tuple[str, str]:
 
 
 def load_module(path: Path) -> ModuleType:
-    """Run the file as a module, and return it. Its name begins with MODULE_PREFIX, so that it cannot replace another
-    module. The file can import installed packages, and modules in its own directory. Raises PipelineError.
+    """Run the file as a module, and return the module. The module's name begins with MODULE_PREFIX, so that the module
+    cannot replace another one. The file can import installed packages, and modules in its own directory. Raises
+    PipelineError.
     """
     resolved = path.resolve()
     if not resolved.is_file():
@@ -77,11 +78,12 @@ def load_module(path: Path) -> ModuleType:
 
 
 def send_functions_by_value(pipeline: Pipeline) -> None:
-    """Let Spark send the functions and classes of the pipeline's file, and of the modules beside it that were imported,
-    to its workers by value.
+    """Make Spark send functions and classes to its workers by value, if they are defined in the pipeline's file or in
+    an imported module beside this file.
 
-    By default Spark sends only the names of functions and classes, and the workers cannot import these files. Call this
-    before the first source of the pipeline is loaded: Spark serializes a function when a column with it is made.
+    By default Spark sends only the names of functions and classes, and the workers cannot import these modules. Call
+    this before the first source of the pipeline is loaded: Spark serializes a function when a column that uses the
+    function is created.
     """
     from pyspark import cloudpickle
 
@@ -93,7 +95,9 @@ def send_functions_by_value(pipeline: Pipeline) -> None:
 
 
 def _line_in(error: BaseException, path: Path) -> str:
-    """Return `:LINE` of the deepest line of the file in the traceback; empty if there is none."""
+    """Return `:LINE` for the deepest frame of the traceback that runs this file, or an empty text if there is no such
+    frame. For a SyntaxError, LINE is the line that the error itself names.
+    """
     if isinstance(error, SyntaxError):
         return f":{error.lineno}"
     line, trace = "", error.__traceback__
@@ -105,7 +109,7 @@ def _line_in(error: BaseException, path: Path) -> str:
 
 
 def pipelines_of(module: ModuleType) -> list[Pipeline]:
-    """Return the declared pipelines among the module's attributes. Raises PipelineError for two with one name."""
+    """Return the declared pipelines among the module's attributes. Raises PipelineError if two have the same name."""
     found: dict[str, Pipeline] = {}
     for value in list(vars(module).values()):
         declared = getattr(value, ATTRIBUTE, None)
@@ -118,7 +122,9 @@ def pipelines_of(module: ModuleType) -> list[Pipeline]:
 
 
 def declared_pipeline(value: "Pipeline | Callable[..., Any]") -> Pipeline:
-    """Return the declaration of a function. Raises PipelineError for a function without one."""
+    """Return the pipeline that a function declares, or `value` itself if it is a Pipeline. Raises PipelineError for any
+    other value.
+    """
     declared = value if isinstance(value, Pipeline) else getattr(value, ATTRIBUTE, None)
     if not isinstance(declared, Pipeline):
         raise PipelineError(f"{value!r} is not a pipeline: put @pipeline(source=..., sink=...) before the function")

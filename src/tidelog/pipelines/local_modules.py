@@ -1,7 +1,7 @@
-"""Modules in the directory of a pipeline's file, which the file may import.
+"""A pipeline's file may import modules in its own directory: the local modules.
 
-These modules are importable only while the file is loaded. The workers of Spark do not have the directory, so Spark
-sends the modules' functions by value, and not only their names (see `loading.send_functions_by_value`).
+These modules are importable only while the file is being loaded. The workers of Spark do not have the directory, so
+Spark sends the modules' functions by value, and not only their names (see `loading.send_functions_by_value`).
 """
 
 import ast
@@ -18,9 +18,9 @@ from tidelog.pipelines.declarations import PipelineError
 
 @contextlib.contextmanager
 def local_imports(file: Path) -> Iterator[None]:
-    """Let the block import modules beside `file`, an absolute path. Installed modules come first in Python's path, so
-    that a library never imports a local module of the same name. Raises PipelineError if `file` imports a local module
-    that another module of the same name hides.
+    """Let the `with` block import modules beside `file`, an absolute path. Installed modules come first in Python's
+    path, so that a library never imports a local module instead of an installed one. Raises PipelineError if `file`
+    imports the name of a local module, but Python would find another module with this name first.
     """
     directory = str(file.parent)
     importlib.invalidate_caches()  # a module may be newer than Python's list of the directory
@@ -54,8 +54,8 @@ def _check_names(file: Path) -> None:
         spec = importlib.util.find_spec(name) if loaded is None else None
         other = _origin(loaded) if loaded is not None else Path(spec.origin) if spec and spec.origin else None
         if other != path:
-            hidden = f"another module {name} ({other or 'a part of Python'})"
-            raise PipelineError(f"{file} imports {name}, but Python finds {hidden} before {path}: rename that file")
+            found = f"another module {name} ({other or 'a part of Python'})"
+            raise PipelineError(f"{file} imports {name}, but Python finds {found} before {path}: rename your module")
 
 
 def _imported_names(tree: ast.AST) -> set[str]:

@@ -1,4 +1,4 @@
-"""The figures of running pipelines in the text format of Prometheus, over HTTP."""
+"""Serve the metrics of pipelines over HTTP, in the text format of Prometheus."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ QUERY_METRICS: dict[str, tuple[str, str, Callable[[QueryStatus], float | None]]]
     ),
     "dead_letters_total": ("counter", "Records that could not be parsed and were put aside.", lambda q: q.dead_letters),
 }
-"""Type, help and value of each metric of a query, by name without its prefix."""
+"""Type, help text and value of each metric of a query. The keys are the metrics' names without PREFIX."""
 PREFIX = "tidelog_pipeline_"
 
 

@@ -1,9 +1,9 @@
 """Compare the clusters of a mirror: `python -m tidelog.pipelines.mirror_check FILE[:NAME] --bootstrap TARGET`.
 
-Run it before consumers move to the target. It reads all records of both clusters, and uses nothing that the mirror has
-stored: every partition must have the same records in the same order, and after the committed offset of every group
-there must be the same number of records in both clusters. The exit code is 1 if something differs, and 2 if the
-comparison is not possible.
+Run this command before consumers move to the target. It reads all records of the mirror's topics in both clusters, and
+uses nothing that the mirror has stored. Every partition must have the same records in the same order in both clusters.
+In each partition with a committed offset, a group of the mirror must have the same number of unread records in both
+clusters. The exit code is 1 if something differs, and 2 if the comparison is not possible.
 """
 
 import argparse
@@ -133,7 +133,7 @@ def _count(cluster: MirrorCluster, tp: TopicPartition, offset: int) -> int:
 
 
 def report(partitions: Iterable[PartitionCheck], groups: Iterable[GroupCheck]) -> Iterator[tuple[str, bool]]:
-    """Yield a line for each partition and each offset of a group, with whether both clusters agree."""
+    """For each partition and each committed offset of a group, yield a line, and whether both clusters agree."""
     for each in partitions:
         yield f"{each.partition}: {each.difference or f'{each.records} records, the same'}", not each.difference
     for group in groups:

@@ -80,7 +80,7 @@ class MirrorCluster:
             _wait(deadline, f"topic {name} does not have {partitions} partitions yet")
 
     def settings(self, topics: Iterable[str]) -> dict[str, dict[str, Setting]]:
-        """Return the settings of each topic by name. Topics that were deleted in the meantime are omitted."""
+        """Return the settings of each topic, by topic and by name of the setting. Deleted topics are omitted."""
         names = list(topics)
         if not names:
             return {}
@@ -100,8 +100,8 @@ class MirrorCluster:
         return settings
 
     def change_settings(self, topic: str, changes: Mapping[str, str | None]) -> None:
-        """Set the settings that have a value, and remove the other ones. Raises ApiError, without any change, if one of
-        them is refused.
+        """Set each setting in `changes` that has a value, and remove from the topic each setting whose value is None.
+        If one change is refused, nothing is changed, and ApiError is raised.
         """
         configs = [
             AlterableConfig(name, OPERATION_DELETE if value is None else OPERATION_SET, value)
@@ -142,8 +142,8 @@ class MirrorCluster:
                     yield record
 
     def runs(self, partition: TopicPartition, begin: int, end: int) -> list[Run]:
-        """Return the offsets of committed records from `begin` to `end` (exclusive). A batch is decoded only if offsets
-        are missing in it, because they were compacted, or if it is partly outside this range.
+        """Return the offsets of committed records from `begin` to `end` (exclusive). A batch is decoded only if
+        compaction has removed records from it, or if it is partly outside this range.
         """
         runs: list[Run] = []
         for header in self._batches(partition, begin, end):
@@ -169,7 +169,11 @@ class MirrorCluster:
             if damage is not None:
                 raise PipelineError(f"{partition} cannot be read from offset {position} on: {damage}")
             if not headers:
-                _wait(deadline, f"{partition} has no more committed records at offset {position}, expected up to {end}")
+                _wait(
+                    deadline,
+                    f"{partition} has no committed records from offset {position} on,"
+                    f" but they are expected up to offset {end}",
+                )
                 continue
             for header in visible_batches(headers, fetched, READ_COMMITTED):
                 if header.base_offset < end and header.next_offset > begin:

@@ -1,7 +1,7 @@
 """Move the committed offsets of consumer groups: translate them, and commit them in the target cluster of a mirror.
 
-A group is moved only while it has no members in the target cluster, and its offsets there only increase. Thus a mirror
-that still runs after consumers have moved does not set them back.
+A group is moved only while it has no members in the target cluster, and its offsets there only increase. So if a mirror
+still runs after consumers have changed to the target cluster, it does not reset their offsets to earlier ones.
 """
 
 import logging
@@ -64,7 +64,7 @@ class MirrorGroups:
         self._prefix = prefix
 
     def move(self, topics: Mapping[str, int]) -> list[MovedOffset]:
-        """Move every offset that can be translated now. `topics` are the mirrored topics."""
+        """Move every committed offset of the mirrored `topics` that can be moved now."""
         listed = [group for group in self._source.client.list_groups().groups if group.type != SHARE]
         names = sorted(self._matching([group.group_id for group in listed]))
         committed_by_group = self._source.client.committed_offsets(names) if names else {}
@@ -139,7 +139,7 @@ class GroupMover:
         self._stop = threading.Event()
         self._moves_at_end = False
         self._error: Exception | None = None
-        """The error of the last move, after `stop`."""
+        """The error of the last move, which begins after `stop` was called."""
         self._thread = threading.Thread(target=self._run, name="mirror-groups", daemon=True)
 
     def start(self) -> None:
@@ -148,14 +148,14 @@ class GroupMover:
     def stop(self, *, move: bool, timeout_s: float = STOP_MAX_S) -> None:
         """Make the thread end. With `move`, the thread first moves the groups a last time. Wait up to `timeout_s`.
 
-        Raises the error of the last move, and TemporaryError if the thread has not ended in time. It then ends after
-        the move that it has begun, or with the process.
+        Raises the error of the last move. If the thread has not ended in time, raises TemporaryError; the thread then
+        ends after the move that it has begun, or with the process.
         """
         self._moves_at_end = move
         self._stop.set()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            self._moves_at_end = False  # a move that runs continues, but no other begins
+            self._moves_at_end = False  # the current move continues, but no other move begins
             raise TemporaryError(
                 f"a move has not ended within {timeout_s:g} s, so offsets that groups committed after the previous move"
                 " may be missing in the target: run the mirror again before consumers change to the target"

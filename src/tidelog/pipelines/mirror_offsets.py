@@ -1,8 +1,9 @@
 """Translate offsets of a source partition to offsets of its mirrored partition. Pure: no I/O.
 
-A mirrored record usually has another offset than its source, because control records, aborted records and gaps of
-compaction take offsets in one cluster only. Therefore the mirror stores segments: records that have consecutive offsets
-in both clusters. Successive segments of a partition form an entry, which is one record in the mirror's own topic.
+A mirrored record usually has another offset than its source, because control records, aborted records and gaps after
+compaction occupy offsets in one cluster only. Therefore the mirror stores segments. A segment describes records that
+have consecutive offsets in both clusters. Successive segments of a partition form an entry, which is one record in the
+mirror's own topic.
 """
 
 from bisect import bisect_right
@@ -12,7 +13,7 @@ from typing import NamedTuple
 SEGMENTS_PER_ENTRY_MAX = 5_000
 """Upper bound on the segments of one entry, so that an entry fits into one record of the mirror's topic."""
 SEGMENTS_MAX = 100_000
-"""Upper bound on the segments of one partition. Above it, entries are removed from the older half."""
+"""Upper bound on the segments of one partition. If there are more, every second entry of the older half is removed."""
 
 
 class Run(NamedTuple):
@@ -72,16 +73,16 @@ def segments_of(source: Sequence[Run], target: Sequence[Run]) -> list[Segment]:
 
 
 def coarse_segments(source: Sequence[Run], target_begin: int, target_end: int) -> list[Segment]:
-    """Return segments for records whose offsets cannot be translated one by one. The offset of each of them becomes
-    `target_begin`, so that a reader reads some records again and misses none. The offset after the last one becomes
-    `target_end`.
+    """Return segments for records whose offsets cannot be translated one by one. The offset of each record is
+    translated to `target_begin`, so that a reader reads some records again and misses none. The offset after the last
+    record is translated to `target_end`.
     """
     after_last = source[-1].first + source[-1].length
     return [Segment(source[0].first, target_begin, 0), Segment(after_last, target_end, 0)]
 
 
 class Entry(NamedTuple):
-    """Successive segments of one partition. There is at least one, and at most SEGMENTS_PER_ENTRY_MAX."""
+    """Successive segments of one partition: at least one segment, and at most SEGMENTS_PER_ENTRY_MAX."""
 
     segments: tuple[Segment, ...]
     target_end: int
@@ -150,9 +151,9 @@ class PartitionOffsets:
         """Return the offset in the mirrored partition from which a reader continues if its next offset in the source
         partition is `offset`. Return None if no record has been mirrored.
 
-        The result is exact where the segments are complete. Where an entry was removed, the result is the end of the
-        previous segment, so that the reader reads some records again and misses none. The caller must make sure that
-        all source records before `offset` have been mirrored.
+        The result is exact, unless the entry for `offset` was removed or was made from `coarse_segments`. In both
+        cases, the result is the end of the previous segment, so that the reader reads some records again and misses
+        none. The caller must make sure that all source records before `offset` have been mirrored.
         """
         if not self._entries:
             return None

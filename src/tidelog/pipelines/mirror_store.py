@@ -6,10 +6,10 @@ The topic has one partition. Keys and values are JSON. There are four kinds of r
   "target_end": ...}. See `mirror_offsets`. Topics are named as in the source cluster.
 - the plan, under ["plan"]: {"query": ..., "batch": ..., "partitions": [[topic, partition, end, [[first, length], ...]],
   ...]}: for each partition of a micro-batch, the end of the target's partition before the first attempt to write, and
-  the source offsets of the records. A plan that is too large for one record has "parts": ... instead of "partitions":
-  the number of its parts.
+  the source offsets of the records. A plan that is too large for one record has "parts" instead of "partitions". The
+  value of "parts" is the number of the plan's parts.
 - a part of a plan, under ["plan part", query, batch, number]: {"partitions": ...}, as above. The plan is stored after
-  its parts, so it counts only if all of them are stored. The parts of earlier plans are removed afterwards.
+  its parts. So if the plan is stored, all its parts are stored too. The parts of earlier plans are removed afterwards.
 - the position, under ["position"]: {"query": ..., "batch": ...}, the last micro-batch whose entries are stored.
 
 For each micro-batch, the plan is stored first. Then the records are committed. Then the entries and the position are
@@ -39,7 +39,8 @@ PART_KIND = "plan part"
 PART_RUNS_MAX = 10_000
 """Upper bound on the runs of one part of a plan, so that a part fits into one record of the mirror's topic."""
 PARTITION_RUNS = 12
-"""The size of a partition in a plan, with the name of its topic, compared with the size of a run."""
+"""For PART_RUNS_MAX, each partition in a part counts as this many runs in addition to its own runs, because its topic's
+name and its other fields need space too."""
 REQUEST_BYTES = 512 << 10
 """Limit of the records of one request, in bytes before compression. A single larger record is sent on its own."""
 
@@ -71,7 +72,8 @@ class MirrorStore:
         """Keys of the stored parts of plans."""
         self.offsets: dict[TopicPartition, PartitionOffsets] = {}
         self.lock = threading.Lock()
-        """Held while `offsets` is changed. A thread that moves groups holds it while it translates an offset."""
+        """Held while `offsets` is changed. A thread that moves groups holds this lock while it translates an
+        offset."""
 
     def load(self, replicas: int) -> None:
         """Read the topic. If it does not exist, create it."""
@@ -135,7 +137,7 @@ class MirrorStore:
         self.plan = plan
 
     def save(self, entries: Iterable[tuple[TopicPartition, Entry]], position: Position) -> None:
-        """Add the entries of a micro-batch to the offsets, and store them and then the position."""
+        """Add the entries of a micro-batch to `offsets`. Store the entries, and after them the position."""
         records: list[tuple[bytes, bytes | None]] = []
         for tp, entry in entries:
             with self.lock:
@@ -185,7 +187,7 @@ def _parts_of(plan: Plan) -> Iterator[list[Any]]:
 
 
 def _decoded_plan(document: Mapping[str, Any], values: Mapping[bytes, bytes]) -> Plan:
-    """Return a plan from its record. `values` contain its parts. Raises KeyError if one of them is missing."""
+    """Return the plan from its record `document`. `values` contains its parts. Raises KeyError if a part is missing."""
     position = Position(str(document["query"]), int(document["batch"]))
     if "parts" in document:
         parts = [json.loads(values[_part_key(position, number)]) for number in range(int(document["parts"]))]

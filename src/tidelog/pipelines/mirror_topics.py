@@ -24,7 +24,7 @@ SETTINGS_NOT_COPIED = frozenset(
 TIMESTAMP_TYPE = "message.timestamp.type"
 CREATE_TIME = "CreateTime"
 SETTINGS_EVERY_S = 30.0
-"""Seconds between two comparisons of the settings of all topics."""
+"""Seconds between two comparisons of the settings in the source with those in the target."""
 
 
 class MirrorTopics:
@@ -54,8 +54,9 @@ class MirrorTopics:
         """Bring the target's topics up to date. `partition_counts` has the number of partitions of each topic to
         mirror, by its name in the source.
 
-        Missing topics and partitions are created. Settings are compared when a topic is new, and otherwise after
-        SETTINGS_EVERY_S. A topic of the target never loses partitions, and is never deleted.
+        Missing topics and partitions are created. Settings are compared if `partition_counts` has changed, or if
+        SETTINGS_EVERY_S have passed since the last comparison. A topic of the target never loses partitions, and is
+        never deleted.
         """
         is_changed = self._partition_counts != dict(partition_counts)
         if is_changed:
@@ -106,8 +107,8 @@ def setting_changes(
 ) -> dict[str, str | None]:
     """Return the settings to change on the target's topic; None for a setting to remove.
 
-    A setting of the target is removed only if the source knows a setting with this name and its topic does not set it.
-    Records must keep their timestamps, so the timestamp type becomes CreateTime.
+    A setting is removed from the target's topic only if the source cluster knows a setting with this name and the
+    source's topic does not set it. Records must keep their timestamps, so the timestamp type becomes CreateTime.
     """
     excluded = set(not_copied)
     changes: dict[str, str | None] = {}

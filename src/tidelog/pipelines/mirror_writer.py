@@ -1,4 +1,4 @@
-"""Write the micro-batches of a mirror, and store which target offset each source offset became."""
+"""Write the micro-batches of a mirror, and store which target offset belongs to each source offset."""
 
 import json
 import logging
@@ -55,7 +55,7 @@ class TopicMatcher:
         self._pattern = TopicPattern(pattern)
 
     def topics(self, source: MirrorCluster) -> dict[str, int]:
-        """Return the number of partitions of each topic to mirror."""
+        """Return the topics to mirror, each with its number of partitions."""
         counts = source.partition_counts()
         return {name: counts[name] for name in self._pattern.topics_among(counts)}
 
@@ -67,10 +67,10 @@ def start_error(mirror: "Mirror", error: ApiError | ClientError) -> PipelineErro
 
 
 def starting_options(mirror: "Mirror", target: str, begin: str | int) -> dict[str, str]:
-    """Return the options for where a query without a checkpoint begins.
+    """Return the options that say where a query without a checkpoint begins.
 
-    If the mirror has stored offsets, the query begins after the last mirrored record of each partition. Partitions
-    without stored offsets begin at their earliest offset.
+    If offsets of the mirror are stored, the query begins after the last mirrored record of each partition, and at the
+    earliest offset of each partition without stored offsets. If no offsets are stored, the query begins at `begin`.
     """
     source_cluster, target_cluster = connect(mirror.source), connect(target)
     try:
@@ -117,7 +117,7 @@ class MirrorWriter:
         self._has_failed = False
         """Whether a micro-batch could not be written."""
         self.moved: list[MovedOffset] = []
-        """The outcome of the last attempt to move groups, by group and partition."""
+        """The results of the last complete move of groups: one result for each group and partition."""
         try:
             if not mirror.prefix and self._source.cluster_id() == self._target.cluster_id():
                 raise PipelineError(
@@ -189,8 +189,9 @@ class MirrorWriter:
         return plan
 
     def close(self) -> None:
-        """Close the connections. Move the groups a last time, unless a micro-batch has failed. This takes at most
-        `mirror_groups.STOP_MAX_S`; a warning says what was not done. A second call does nothing.
+        """Move the groups a last time, unless a micro-batch has failed, and close the connections. The wait for this
+        move takes at most `mirror_groups.STOP_MAX_S`. If the move fails or takes longer, a warning is logged. A second
+        call does nothing.
         """
         mover, self._mover = self._mover, None
         try:
@@ -246,8 +247,8 @@ class MirrorWriter:
     def _entries(self, plan: Plan) -> Iterator[tuple[TopicPartition, Entry]]:
         """Yield the entries to store for a micro-batch that was committed.
 
-        The target may have fewer records than the plan: the source may have compacted some between the plan and the
-        write, or the target after the write. Raises PipelineError if the target has more.
+        The target may have fewer records than the plan: compaction may have removed records in the source between the
+        plan and the write, or in the target after the write. Raises PipelineError if the target has more records.
         """
         for tp, source in plan.runs.items():
             target_tp, begin = self._in_target(tp), plan.ends[tp]
@@ -289,10 +290,11 @@ class MirrorWriter:
 
 @contextmanager
 def kept_on_disk(batch: "DataFrame") -> Iterator["DataFrame"]:
-    """Return the micro-batch for a block that computes it several times, so that its topics are read only once.
+    """Keep the micro-batch on disk during a `with` block that computes it several times, so that its topics are read
+    only once.
 
-    The first computation stores the rows in Spark's local directories (`spark.local.dir`). They are removed at the end
-    of the block. If an executor ends with its part of the rows, Spark reads this part again.
+    The first computation stores the rows in Spark's local directories (`spark.local.dir`). The stored rows are removed
+    at the end of the block. If an executor is lost, the rows that it stored are lost too, and Spark reads them again.
     """
     from pyspark import StorageLevel
 
@@ -313,7 +315,7 @@ def source_runs(batch: "DataFrame") -> dict[TopicPartition, list[Run]]:
 
 
 def _runs_of_task(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-    """Return one row for each run of consecutive offsets of a partition, in a worker."""
+    """Yield one row for each run of consecutive offsets of a partition. Spark calls this in a Python worker."""
     import numpy as np
     import pyarrow as pa
 

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 EXCLUDE = r"__.*|mirror-offsets\..*"
-"""Default of the topics that are not mirrored: internal topics, and the topics in which mirrors store offsets."""
+"""Pattern of the topics that are not mirrored by default: internal topics, and topics where mirrors store offsets."""
 OFFSETS_PER_TRIGGER = "1000000"
-"""Default of maxOffsetsPerTrigger, the limit of offsets in a micro-batch. It limits the work that a failure repeats."""
+"""Default of maxOffsetsPerTrigger, the limit of offsets in a micro-batch. It also limits the work that is repeated
+after a failure."""
 READ_OPTIONS_REFUSED = {
     "assign": "use the argument topics",
     "includeheaders": "headers are always copied",
@@ -69,7 +70,7 @@ class Mirror:
     def pattern(self) -> str:
         """The regular expression for option `subscribePattern`: `topics` without `exclude`.
 
-        Topics with the prefix are excluded, too, because they may be copies of this mirror.
+        Topics with the prefix are excluded, too, because this mirror may have created them.
         """
         own_copies = rf"|\Q{self.prefix}\E.*" if self.prefix else ""
         return f"^(?!(?:{self.exclude}{own_copies})$)(?:{self.topics})$"
@@ -121,12 +122,13 @@ def mirror(
     """Declare a pipeline that copies topics from the cluster `source` to the cluster `target`, and return its function.
 
     `topics` is a list of names, or a regular expression of Java for whole names; names that match `exclude` are not
-    copied. `groups` is a regular expression for the consumer groups to move, None for no group. `prefix` is added to
-    the names of topics in the target. `begin` is where the first run begins: `earliest`, `latest` or a timestamp in
-    milliseconds. `replicas` is the replication factor of new topics; -1 stands for the target's default.
+    copied. `groups` is a regular expression for the consumer groups whose committed offsets are copied, None for no
+    group. `prefix` is added to the names of topics in the target. `begin` is where the first run begins: `earliest`,
+    `latest` or a timestamp in milliseconds. `replicas` is the replication factor of new topics; -1 stands for the
+    target's default.
 
     A mirror stores its offsets in the topic `mirror-offsets.NAME` of the target. If its checkpoint is lost, it
-    continues from there. Raises PipelineError if the arguments are not consistent.
+    continues from these offsets. Raises PipelineError if the arguments are not consistent.
     """
     place = f"mirror {name}"
     if not isinstance(topics, str):

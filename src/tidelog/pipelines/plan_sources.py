@@ -1,8 +1,8 @@
 """The sources of a streaming query, in the order in which Spark numbers them.
 
-Spark's checkpoints and reports do not name the sources of a query. They list their positions, in the order in which the
-plan of the query contains the sources. If a DataFrame is used twice, a checkpoint lists its source twice. A report
-lists it once, unless Spark reads it twice, as in a self-join.
+Spark's checkpoints and reports do not name the sources of a query. They have an entry for each source, in the order in
+which the plan of the query contains the sources. If a DataFrame is used twice, a checkpoint has two entries for its
+source. A report has one, unless Spark reads the source twice, as in a self-join.
 """
 
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +21,7 @@ class QuerySource(NamedTuple):
     load: int
     """Identifies the call of `load` that made its DataFrame (see `loads_of`)."""
     stream: int
-    """Identifies what Spark reads."""
+    """Identifies Spark's stream. Spark reads sources with the same stream only once."""
 
 
 def sources_of_query(query: Any, jvm: Any) -> list[QuerySource]:
@@ -52,15 +52,15 @@ def in_reports(sources: list[QuerySource]) -> list[QuerySource]:
 def loads_of(frame: "DataFrame") -> set[int]:
     """Return the identities of the calls of `load` whose sources this DataFrame reads."""
     jvm: Any = frame.sparkSession._jvm
-    # All copies of a relation, and the source that Spark makes of it, have the same object with the options.
+    # All copies of a relation, and the source that Spark makes from it, share one object that contains the options.
     return {jvm.System.identityHashCode(each.extraOptions()) for each in _relations(frame)}
 
 
 def streams_with_option(frame: "DataFrame", option: str) -> list[str]:
-    """Return the value of an option for each stream that Spark reads for this DataFrame, of those that have it.
+    """Return the values of an option: one for each stream that has this option and that Spark reads for the DataFrame.
 
-    Spark reads a source once although the plan has several copies of its relation, unless they have different columns,
-    as in a self-join.
+    If the plan has several copies of a source's relation, Spark reads the source only once, unless the copies have
+    different columns, as in a self-join.
     """
     found = {}
     for relation in _relations(frame):
@@ -71,7 +71,7 @@ def streams_with_option(frame: "DataFrame", option: str) -> list[str]:
 
 
 def _relations(frame: "DataFrame") -> list[Any]:
-    """Return the streams in the plan of a DataFrame, before Spark has made sources of them."""
+    """Return the streaming relations in the plan of a DataFrame. Spark makes sources from them when a query starts."""
     leaves = _leaves(frame._jdf.queryExecution().analyzed())
     return [leaf for leaf in leaves if leaf.getClass().getSimpleName() == "StreamingRelationV2"]
 

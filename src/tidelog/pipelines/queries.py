@@ -116,9 +116,9 @@ class RunningQuery:
         self._jvm: Any = None
         self._sources: list[QuerySource] = []
         self._letters_by_batch: dict[int, int] = {}
-        """Number of dead letters of the micro-batches that Spark has not reported yet."""
+        """Number of dead letters of each micro-batch that Spark has not reported yet."""
         self.error: Exception | None = None
-        """The exception of the write that failed. Spark's own exception contains only its text."""
+        """The exception of the write that failed. Spark gets only one line of text about it (see `_write`)."""
 
     def start(self, frame: "DataFrame", pipeline: Pipeline, name: str, checkpoint: str, *, once: bool) -> None:
         self._jvm = frame.sparkSession._jvm
@@ -145,8 +145,8 @@ class RunningQuery:
                 self._letters_by_batch[batch_id] = self.dead_letters.write(batch_id)
         except (Exception, SystemExit) as error:
             self.error = as_exception(error)
-            # Spark searches the whole text of this exception, with all of Java's stack traces, by a recursive regular
-            # expression, which overflows the stack for a long text. So Spark gets only one line.
+            # Spark applies a recursive regular expression to the whole text of this exception, including all stack
+            # traces of Java. For a long text, this overflows the stack. So Spark gets only one line.
             raise WriteFailed(cause_text(self.error)) from None
         finally:
             with self._lock:
@@ -158,8 +158,8 @@ class RunningQuery:
     def counts(self) -> dict[str, Counts]:
         """Return the counts of the current micro-batch by source; an empty dictionary if they cannot be read.
 
-        Spark reports these metrics only after the commit. Here they are needed before it, so they are read from the
-        execution of the micro-batch in the JVM.
+        Spark reports these counts only after the commit of the micro-batch. They are needed before the commit, so this
+        method reads them from the execution of the micro-batch in the JVM.
         """
         from py4j.protocol import Py4JError
 
@@ -196,7 +196,7 @@ class RunningQuery:
         return error if self.error is None else self.error
 
     def update_status(self) -> None:
-        """Add the reports that Spark has made since the last call."""
+        """Update the status from the reports that Spark has made since the last call."""
         assert self._query is not None
         jvm_query: Any = self._query._jsq
         last = jvm_query.lastProgress()
@@ -216,8 +216,8 @@ class RunningQuery:
     def wait_for_sources(self) -> None:
         """Wait until the query has started its sources or has ended, at most SOURCES_START_MAX_S.
 
-        Spark starts a process of Python for each source, and fails if one does not connect within 10 s. On a machine
-        with few cores, the processes of several queries would make each other late.
+        Spark starts a process of Python for each source, and fails if a process does not connect within 10 s. If
+        several queries started at the same time on a machine with few cores, their processes would delay each other.
         """
         assert self._query is not None
         deadline_s = time.monotonic() + SOURCES_START_MAX_S
@@ -237,7 +237,8 @@ class RunningQuery:
         """Stop the query. A micro-batch that runs is interrupted, and the next start repeats it. Close the sink when
         the query has stopped.
 
-        Raises NotStopped if the query does not end in time. Its micro-batch then closes the sink when it returns.
+        Raises NotStopped if the query does not end in time. In this case, a write that still runs closes the sink when
+        the write returns.
         """
         self._stopping.set()
         write_closes_sink = False
@@ -275,9 +276,12 @@ def _report_key(report: Mapping[str, Any]) -> str:
 def start_queries(
     pipeline: Pipeline, session: "SparkSession", run: RunContext, state: PipelineState, identity: Identity
 ) -> list[RunningQuery]:
-    """Open sources and sinks, and start one query for each sink. Raises PipelineError; no query then remains."""
+    """Open sources and sinks, and start one query for each sink.
+
+    Raises PipelineError. If starting a query fails, the queries that were started before it are stopped.
+    """
     places = checked_checkpoints(pipeline, run, state, identity, partial(has_offsets, session))
-    send_functions_by_value(pipeline)  # before sources are loaded, whose formats may be classes of the pipeline's file
+    send_functions_by_value(pipeline)  # before sources are loaded: their formats may be classes of the pipeline's file
     context = SourceContext(session, run.bootstrap, pipeline.name, is_streaming=True, begin=identity.begin)
     frames: dict[str, DataFrame] = {}
     letter_sources: dict[str, Topic] = {}
@@ -371,8 +375,9 @@ def _letters_of_sinks(
     state: PipelineState,
     identity: Identity,
 ) -> dict[str, dict[int, str]]:
-    """Return the sources whose dead letters each sink's query writes, as parameters by `QuerySource.load`. Store this
-    choice for later runs.
+    """Return, for each sink, the sources whose dead letters the sink's query writes, as a mapping from
+    `QuerySource.load` to the source's parameter. Only one query is chosen for each source. Store the choice for later
+    runs.
     """
     read = {
         sink: {load: letter_loads[load] for load in loads_of(frame) if load in letter_loads}
@@ -416,8 +421,8 @@ def _start_query(
     *,
     once: bool,
 ) -> RunningQuery:
-    """Start the query. `letter_sources` are the sources with dead letters, by parameter. `letter_loads` are the
-    parameters of those whose dead letters this query writes, by `QuerySource.load`.
+    """Start the query. `letter_sources` maps parameters to sources, for all sources with dead letters. `letter_loads`
+    maps `QuerySource.load` to parameters, for the sources whose dead letters this query writes.
     """
     from pyspark.errors import PySparkException
 
@@ -449,7 +454,7 @@ def refuse_shared_pages(pipeline: Pipeline, results: "Mapping[str, DataFrame]") 
     """Raise PipelineError if the pages of an `http()` source have several readers. Each reader removes pages from the
     staging directory when its own micro-batch is committed, although another reader may still need them.
 
-    Each sink has its own readers. One sink has several readers of a source that it joins with itself.
+    Each sink has its own readers. A sink whose rows are a join of the source with itself has several readers.
     """
     from tidelog.pipelines.sinks.http import Http
     from tidelog.pipelines.sources.http import STAGING
@@ -462,8 +467,10 @@ def refuse_shared_pages(pipeline: Pipeline, results: "Mapping[str, DataFrame]") 
             readers.setdefault(directory, []).append(sink)
     for directory, sinks in readers.items():
         if len(sinks) > 1:
-            who = f"sinks {' and '.join(sinks)} read" if len(set(sinks)) > 1 else f"sink {sinks[0]} reads twice"
+            pages = f"the pages of http() in {directory}"
+            several = len(set(sinks)) > 1
+            reads = f"sinks {' and '.join(sinks)} read {pages}" if several else f"sink {sinks[0]} reads {pages} twice"
             raise PipelineError(
-                f"pipeline {pipeline.name}: {who} the pages of http() in {directory}, and would remove pages that are"
-                " still needed: write the records to one sink, for example a topic, and read it in another pipeline"
+                f"pipeline {pipeline.name}: {reads}, and would remove pages that are still needed: write the records to"
+                " only one sink, for example a topic, and read the topic in another pipeline"
             )

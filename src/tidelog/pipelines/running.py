@@ -27,13 +27,14 @@ logger = logging.getLogger("tidelog.pipelines")
 
 FIRST_PAUSE_S = 1.0
 PAUSE_MAX_S = 60.0
-"""Pauses before restarts double from FIRST_PAUSE_S up to PAUSE_MAX_S. They begin again with FIRST_PAUSE_S after a
-micro-batch has succeeded."""
+"""The shortest and the longest pause before a restart. Each pause is twice as long as the pause before it, until
+PAUSE_MAX_S is reached. After a micro-batch has succeeded, the next pause is FIRST_PAUSE_S again."""
 POLL_S = 0.1
 """Pause between two looks at the queries in `run` and `Run.stop`, in seconds."""
 RUN_STOP_MAX_S = 90.0
 """Upper bound on the time that `Run` waits for its calls of `stop_now`, in seconds. Each call waits up to STOP_MAX_S
-for the start of its pipeline, and up to STOP_MAX_S for its queries. This bound is longer than both waits together."""
+until the start of its pipeline has ended, and up to STOP_MAX_S until the pipeline's queries have ended. This bound is
+longer than both waits together."""
 ONCE_RESTARTS_MAX = 3
 """Upper bound on the restarts of a pipeline in a run with `once`. Such a run does not restart a pipeline after a
 failure that another attempt would repeat (see `failures.is_permanent`)."""
@@ -51,10 +52,10 @@ class RunningPipeline:
         self._queries: list[RunningQuery] = []
         self._starting: Start | None = None
         self._ending: Ending | None = None
-        """The end of the queries of the last start, until it is over. Before that, the pipeline does not start again,
-        and the run does not end."""
+        """The ending of the queries while it is in progress, otherwise None. While it is in progress, the pipeline does
+        not start again, and the run does not end."""
         self._ends_after_failure = False
-        """Whether a failure has caused this end. The error of the status is then this failure."""
+        """Whether a failure has caused this ending. If so, `status.error` describes the failure."""
         self._failures_in_a_row = 0
         self._restart_at_s = 0.0
         self._stopping = False
@@ -66,7 +67,7 @@ class RunningPipeline:
         self.status.state = STARTING
         self.status.restart_in_s = None
         identity = self._state.identity()
-        assert identity is not None, "a Run creates the identity, with its checkpoints, when it locks the state"
+        assert identity is not None, "`Run.__enter__` creates the identity after it has locked the state"
 
         def start() -> list[RunningQuery]:
             session = pipeline_session(self._spark, self.pipeline, self._run.settings)
@@ -149,8 +150,8 @@ class RunningPipeline:
             Ending([query.stop for query in self._queries if not query.is_in_batch()], STOP_MAX_S).result()
 
     def stop_now(self) -> None:
-        """Interrupt the queries, and wait up to STOP_MAX_S. If a start or a query has not ended then, the error of the
-        status names it.
+        """Interrupt the start and the queries, and wait up to STOP_MAX_S for the end of each. If the start or a query
+        has not ended by then, `status.error` says so.
         """
         self._stopping = True
         starting, self._starting = self._starting, None
@@ -174,8 +175,8 @@ class RunningPipeline:
         return self._ending
 
     def _finish_ending(self, ending: Ending) -> None:
-        """Wait for the end of the queries. If some have not ended in time, the error of the status names them, unless a
-        failure has caused the end.
+        """Wait for the end of the queries. If some queries have not ended in time, `status.error` says so, unless a
+        failure has caused the ending: then `status.error` still describes the failure.
         """
         self._ending = None
         if not_stopped := ending.result():
@@ -199,13 +200,13 @@ class RunningPipeline:
         return self.status.state in (DONE, FAILED, STOPPED) and self._ending is None
 
     def write_status(self) -> None:
-        """Write the figures to the state directory. If that fails, log it: the next call tries it again. Failures in a
-        row are logged once.
+        """Write the figures to the state directory. A failure is only logged, because the next call writes them again.
+        Of several failures in a row, only the first is logged.
         """
         document = self.status.document() | {"time_ms": SystemClock.now_ms()}
         try:
             self._state.write_status(document)
-        except OSError as error:  # as of a full disk; it must not end the other pipelines of the run
+        except OSError as error:  # such as a full disk, which must not end the other pipelines of the run
             if not self._status_failed:
                 logger.warning("status_not_written pipeline=%s %s", self.pipeline.name, error)
             self._status_failed = True
@@ -258,7 +259,7 @@ class Run:
         try:
             self._stop_now()
             for each in self.pipelines:
-                if with_arguments:  # there are none if `__enter__` has failed, perhaps before it had all locks
+                if with_arguments:  # a failed `__enter__` passes none; perhaps it does not have all locks
                     each.write_status()
         finally:
             for state in self._states:
@@ -286,8 +287,8 @@ class Run:
 
     def stop(self, timeout_s: float, while_waiting: Callable[[], None] = lambda: None) -> None:
         """Let the running micro-batches end, and stop. After the timeout, interrupt the micro-batches. Then wait up to
-        `stopping.STOP_MAX_S` for a pipeline's start, and up to the same time again for its micro-batches. If something
-        has not ended after this, the statuses name it.
+        `stopping.STOP_MAX_S` until a pipeline's start has ended, and up to the same time again until its micro-batches
+        have ended. If something has not ended after this, the statuses name it.
         """
         for each in self.pipelines:
             each.request_stop()
@@ -321,7 +322,7 @@ def run(
 
     A second call with the same `state` continues where the first one ended. Without `spark`, a session is started with
     `master` and `settings`, and stopped at the end. `settings` are settings of Spark, which override those of the
-    pipelines. `begin` is where pipelines begin that have not processed anything yet.
+    pipelines. `begin` is the start position of pipelines that have not processed anything yet.
 
     If a pipeline fails, the other pipelines still process their data, and then PipelineError is raised. It is also
     raised if the pipelines have not ended after `timeout_s`.

@@ -33,11 +33,11 @@ def start_session(
     settings: Mapping[str, str] | None = None,
     log: Path | None = None,
 ) -> "SparkSession":
-    """Start Spark for these pipelines. `settings` override the settings of the pipelines. Spark and its workers write
-    to the file `log` instead of stderr.
+    """Start Spark for these pipelines. `settings` override the settings of the pipelines. With `log`, Spark and its
+    workers write to this file instead of stderr.
 
     Raises PipelineError if PySpark or Java is missing, or if two pipelines need different values of one setting that
-    all pipelines of a session share.
+    all pipelines of a Spark application share.
     """
     try:
         import pyarrow  # noqa: F401
@@ -137,7 +137,7 @@ def pipeline_session(
     The session becomes the active one of this thread.
     """
     session = _session_with(spark, pipeline, overrides)
-    # Spark keeps the active session by thread. Functions of Spark that get no session use the active one.
+    # In Spark, each thread has its own active session. Functions of Spark that get no session use the active one.
     session._get_j_spark_session_class(session._jvm).setActiveSession(session._jsparkSession)
     return session
 

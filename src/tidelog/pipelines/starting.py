@@ -66,5 +66,7 @@ class Start:
                 self._has_ended = True
         if stops_queries:
             for failure in call_all([query.stop for query in queries], STOP_MAX_S):
-                logger.warning("pipeline_not_stopped after its start: %s", failure)
+                logger.warning(
+                    "pipeline_not_stopped its start was abandoned, but a started query does not stop: %s", failure
+                )
             self._has_ended = True

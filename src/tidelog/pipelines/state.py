@@ -3,8 +3,8 @@
 STATE/NAME/identity.json           the identity, and where its queries begin
 STATE/NAME/IDENTITY/SINK/          Spark's checkpoint of one query, unless --checkpoints names another place
 STATE/NAME/IDENTITY.SINK.started   exists when the query may have written a micro-batch
-STATE/NAME/IDENTITY.letters.json   the sink whose query writes the dead letters of each source
-STATE/NAME/obsolete.json           checkpoints in other places that are not removed yet
+STATE/NAME/IDENTITY.letters.json   for each source, the sink whose query writes the dead letters of this source
+STATE/NAME/obsolete.json           checkpoints outside of the state directory that must still be removed
 STATE/NAME/status.json             the newest figures of the run
 STATE/NAME/lock                    locked by the process that runs the pipeline
 """
@@ -73,7 +73,7 @@ class PipelineState:
         return identity
 
     def mark_started(self, identity: Identity, sink: str) -> None:
-        """Record that a micro-batch of the query is about to be written."""
+        """Store the fact that a micro-batch of the query is about to be written."""
         self._write(f"{identity.id}.{sink}.started", {})
 
     def has_started(self, identity: Identity) -> bool:
@@ -81,8 +81,8 @@ class PipelineState:
         return any(self.directory.glob(f"{identity.id}.*.started"))
 
     def letter_writers(self, identity: Identity) -> dict[str, str]:
-        """Return the stored sinks whose queries write the dead letters, by the parameter of the source. Raises
-        PipelineError if the file is damaged.
+        """Return the stored mapping from the parameter of each source to the sink whose query writes the dead letters
+        of this source. Raises PipelineError if the file is damaged.
         """
         path = self._letters_path(identity)
         try:
@@ -113,22 +113,22 @@ class PipelineState:
     ) -> None:
         """Raise PipelineError if a query that has written micro-batches would begin again with an empty checkpoint.
 
-        The sinks would then write nothing for its first micro-batches, because they have written micro-batches with the
-        same numbers already.
+        With an empty checkpoint, the query would number its micro-batches from 0 again. The sink would write nothing
+        for the first of them, because it has already written micro-batches with the same numbers.
 
-        `checkpoints` is the place of all checkpoints, None for the state directory. `checkpoint` is that of this query.
-        `has_offsets` returns whether Spark has planned a micro-batch with a checkpoint.
+        `checkpoints` is the place of all checkpoints, None for the state directory. `checkpoint` is the path or URI of
+        this query's checkpoint. `has_offsets` returns whether a checkpoint contains a planned micro-batch.
         """
         if not (self.directory / f"{identity.id}.{sink}.started").exists():
             return
         replay = f"tidelog pipeline replay {self.pipeline} --from TIME"
-        # An earlier version stored relative paths.
+        # An earlier version of Tidelog stored relative paths.
         stored = None if identity.checkpoints is None else place_of_checkpoints(identity.checkpoints)
         if checkpoints != stored:
             here, before = (place or str(self.directory) for place in (checkpoints, identity.checkpoints))
             raise PipelineError(
                 f"pipeline {self.pipeline}: its checkpoints are in {before}, not in {here}: name the same place with"
-                f" --checkpoints, or begin again with: {replay}"
+                f" --checkpoints (leave the option out for the state directory), or begin again with: {replay}"
             )
         if not has_offsets(checkpoint):
             raise PipelineError(
@@ -140,13 +140,13 @@ class PipelineState:
         return self.directory / identity.id / sink
 
     def reset(self) -> None:
-        """Remove the identity, its figures and its checkpoints. Those that can only be removed with Spark, or not now,
-        are listed for `remove_obsolete`.
+        """Remove the identity, its figures and its checkpoints. If checkpoints under --checkpoints can be removed only
+        by Spark, or cannot be removed now, they are listed for `remove_obsolete`.
         """
         identity = self.identity()
         if identity is not None and identity.checkpoints is not None:
             place = place_of_checkpoints(identity.checkpoints)
-            # They are listed before the identity is removed, which is the only other place that names them.
+            # This list is written before the identity is removed, because nothing else says where the checkpoints are.
             self._write_obsolete([*self.obsolete(), ObsoleteCheckpoints(place, self.pipeline, identity.id)])
         for name in ("identity.json", "status.json"):
             (self.directory / name).unlink(missing_ok=True)
@@ -158,7 +158,7 @@ class PipelineState:
         self.remove_obsolete(remove_local)
 
     def obsolete(self) -> list[ObsoleteCheckpoints]:
-        """Return the checkpoints of earlier identities that are not removed yet."""
+        """Return the checkpoints that must still be removed. They belong to earlier identities."""
         path = self.directory / "obsolete.json"
         try:
             return [
@@ -173,8 +173,8 @@ class PipelineState:
             ) from None
 
     def remove_obsolete(self, remove: Callable[[ObsoleteCheckpoints], bool]) -> None:
-        """Remove checkpoints of earlier identities with `remove`. Those for which it returns False or raises OSError
-        are tried again by the next call.
+        """Remove checkpoints of earlier identities with `remove`. If `remove` returns False or raises OSError, the
+        checkpoints remain listed, and the next call tries again.
         """
         obsolete = self.obsolete()
         remaining = []
@@ -256,7 +256,7 @@ class PipelineState:
         except OSError:
             return False
         try:
-            # The lock is shared, so that two processes that call `is_running` do not see each other as a run.
+            # With a shared lock, two processes that call `is_running` do not take each other for the run.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return True
@@ -274,7 +274,7 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def stored_pipelines(base: Path) -> list[PipelineState]:
-    """Return the states of all pipelines in the state directory, sorted by name."""
+    """Return the states of all pipelines that have state in `base`, sorted by name."""
     if not base.is_dir():
         return []
     return [

@@ -34,7 +34,7 @@ class QueryStatus:
     """Records that could not be parsed and were written to the topic of dead letters."""
     watermark: str | None = None
     offsets: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
-    """The next offset to process, by brokers, topic and partition. The brokers are the addresses that the source has,
+    """The next offset to process, by bootstrap servers, topic and partition. The bootstrap servers are needed,
     because topics of several clusters may have the same name."""
 
 
@@ -62,11 +62,11 @@ TYPES: dict[Any, Any] = {
 
 
 def update_from_progress(status: QueryStatus, progress: dict[str, Any], servers: Sequence[str | None]) -> None:
-    """Add the figures of a progress report of Spark. Each report must be added once. `servers` are the brokers of the
-    sources in the report, in the same order; None for a source that reads no topics.
+    """Add the figures of a progress report of Spark. Each report must be added once. `servers` are the bootstrap
+    servers of the sources in the report, in the same order; None for a source that reads no topics.
 
-    The number of dead letters is not taken from the report, because its count of unparsed records is too high if the
-    sink computed rows twice.
+    The number of dead letters is not taken from the report: if the sink computed an unparsed record twice, the report
+    counts the record twice.
     """
     from pyspark_tidelog.offsets import Offsets, to_json_object
     from pyspark_tidelog.progress import offsets_of_topics
@@ -91,7 +91,7 @@ def update_from_progress(status: QueryStatus, progress: dict[str, Any], servers:
             continue
         known = offsets.setdefault(addresses, {})
         for tp, offset in offsets_of_topics(source.get("endOffset")).items():
-            # If two sources read the partition, the query is as far as the later one of them.
+            # If two sources read the partition, the query has processed only the records before the lower offset.
             known[tp] = min(offset, known.get(tp, offset))
     if any(offsets.values()):
         status.offsets = {addresses: to_json_object(known) for addresses, known in offsets.items() if known}

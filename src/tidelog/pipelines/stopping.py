@@ -10,13 +10,13 @@ from tidelog.pipelines.failures import as_exception
 SPARK_STOP_MAX_S = 10
 """Upper bound on the wait of Spark for the end of an interrupted query, in seconds. See SPARK_STOP_TIMEOUT."""
 SPARK_STOP_TIMEOUT = "spark.sql.streaming.stopTimeout"
-"""Spark's setting for this bound. A query that starts takes it from its session. Spark's default is no bound."""
+"""Spark's setting for SPARK_STOP_MAX_S, in the session of a query. By default, Spark waits without a bound."""
 STOP_MAX_S = 30.0
 """Upper bound on the wait until interrupted queries have ended and their sinks are closed, in seconds."""
 
 
 class NotStopped(TemporaryError):
-    """A query has not ended in time, or its sink was not closed in time. The micro-batch may still be written."""
+    """A query has not ended in time, or its sink was not closed in time. The query's micro-batch may still run."""
 
 
 def is_stop_timeout(error: BaseException) -> bool:
@@ -25,10 +25,10 @@ def is_stop_timeout(error: BaseException) -> bool:
 
 
 class Ending:
-    """The end of several queries, in a thread of its own, so that the other pipelines of a run continue."""
+    """Ends several queries in a separate thread, so that the other pipelines of the run continue."""
 
     def __init__(self, stops: Sequence[Callable[[], None]], timeout_s: float) -> None:
-        """Make all calls now. They have `timeout_s` to end, as in `call_all`."""
+        """Start the thread, which makes all calls. They have `timeout_s` to end, as in `call_all`."""
         self._errors: list[Exception] = []
         self._thread = threading.Thread(target=self._run, args=(stops, timeout_s), name="end-queries", daemon=True)
         self._thread.start()
@@ -42,8 +42,8 @@ class Ending:
         return not self._thread.is_alive()
 
     def result(self) -> str:
-        """Wait for the end. Return a text that names the queries that have not ended in time; an empty text if all have
-        ended. Raises the first error of a call that is not NotStopped.
+        """Wait for the end. Return a text that says which or how many queries have not ended in time; an empty text if
+        all have ended. Raises the first error of another type than NotStopped.
         """
         self._thread.join()
         for error in self._errors:

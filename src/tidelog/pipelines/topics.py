@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 Tombstones = Literal["error", "keep", "skip"]
 
 KAFKA_COLUMNS = ("key", "topic", "partition", "offset", "timestamp", "headers")
-"""The fields of the column `kafka` that a source with a value format has beside the fields of the record."""
+"""The fields of the column `kafka`. A source with a value format has this column beside the fields of the record."""
 OFFSETS_PER_TRIGGER = 1_000_000
-"""Default of maxOffsetsPerTrigger, the limit of offsets in a micro-batch. It limits the work that a failure repeats."""
+"""Default of maxOffsetsPerTrigger, the limit of offsets in a micro-batch. The limit also bounds the work that
+is repeated after a failure."""
 TASK_OPTIONS = {"maxpartitions", "minpartitions", "maxrecordsperpartition"}
 """Options of the Spark source that determine the number of tasks, in lower case."""
 STARTING_OPTIONS = {"startingoffsets", "startingoffsetsbytimestamp", "startingtimestamp"}
@@ -36,10 +37,11 @@ DECODED = "decoded"
 
 
 def task_limit(spark: "SparkSession", options: Mapping[str, object]) -> dict[str, str]:
-    """Return the options that limit the number of tasks that read topics to two for each core.
+    """Return the options that limit the tasks that read topics: there are at most two such tasks for each core.
 
-    Each task costs the JVM some ms, so many partitions would make each micro-batch slow. There is no limit if the
-    number of cores may change, because the master is not local, or if `options` determine the number of tasks.
+    Each task costs the JVM some ms, so many partitions would make each micro-batch slow. If the master is not local,
+    there is no limit, because the number of cores may change. There is also no limit if `options` determine the number
+    of tasks.
     """
     names = {name.lower() for name in options}
     if not (spark.sparkContext.master or "").startswith("local") or names & TASK_OPTIONS:
@@ -49,7 +51,7 @@ def task_limit(spark: "SparkSession", options: Mapping[str, object]) -> dict[str
 
 @dataclass(frozen=True)
 class Topic:
-    """One or several topics. It is a Source and a Sink."""
+    """The declaration of one or several topics. This class implements Source and Sink."""
 
     names: tuple[str, ...]
     pattern: str | None = None
@@ -86,7 +88,9 @@ class Topic:
         return self.decoded(frame if context.rows_max is None else frame.limit(context.rows_max))
 
     def read_range(self, context: SourceContext, ranges: Mapping[str, Mapping[str, tuple[int, int]]]) -> "DataFrame":
-        """Return the same columns for the offsets from begin to end (exclusive) of each partition, as a batch."""
+        """Return the records of `ranges` as a batch, with the columns that `records` returns. `ranges` is topic ->
+        partition -> (begin, end), where `end` is exclusive.
+        """
         parts = {topic: {p: r for p, r in numbers.items() if r[0] < r[1]} for topic, numbers in ranges.items()}
         parts = {topic: numbers for topic, numbers in parts.items() if numbers}
         options = {
@@ -124,7 +128,8 @@ class Topic:
             metric, f.count(f.lit(1)).alias("records"), f.count(f.when(unparsed, 1)).alias("unparsed")
         )
         if self.tombstones == "skip":
-            # After the observation, so that the number of records says whether all offsets were read.
+            # This filter follows the observation. So the observed number of records includes tombstones, and says
+            # whether all offsets were read.
             observed = observed.where(f.col("value").isNotNull())
         if drop_unparsed:
             kept = observed.where(~unparsed)
@@ -252,9 +257,9 @@ class OpenedTopic:
         pass
 
     def _encoded(self, batch: "DataFrame") -> "DataFrame":
-        """Return the columns for the Spark sink. With a value format, these are value and, as far as they exist, key,
-        headers and topic. Without one, these are the columns of `batch`; if the declaration names columns of the key,
-        `key` is made of them.
+        """Return the columns for the Spark sink. With a value format, these are value and, if they exist, key, headers
+        and topic. Without a value format, these are the columns of `batch`; if the declaration names key columns, the
+        column `key` is made of the key columns.
         """
         from pyspark.sql import functions as f
 
@@ -286,7 +291,7 @@ class OpenedTopic:
             )
         value = topic.value.encode(f.struct(*(f.col(_quoted(name)) for name in value_names)))
         if key is not None:
-            # A row with a key whose other columns are all null deletes the key in a compacted topic.
+            # If all columns of the value are null, the row is a tombstone: it deletes its key in a compacted topic.
             is_deletion = f.lit(True)
             for name in value_names:
                 is_deletion &= f.col(_quoted(name)).isNull()
@@ -316,7 +321,7 @@ def _quoted(name: str) -> str:
 
 
 def exactly_once_options(query: str, batch_id: int) -> dict[str, str]:
-    """Return the options that make the write of one micro-batch exactly once."""
+    """Return the options of the Spark sink that cause one micro-batch to be written exactly once."""
     return {"exactlyOnce": "true", "exactlyOnceId": query, "exactlyOnceBatch": str(batch_id)}
 
 
@@ -337,18 +342,19 @@ def topic(
 ) -> Topic:
     """Declare topics as a source or a sink.
 
-    As a source without `value`, its columns are those of the Spark source. With `value=json(...)`, its columns are the
-    fields of the record, and the column `kafka` with key, topic, partition, offset, timestamp and headers. `pattern`, a
+    A source without `value` has the columns of the Spark source. With `value=json(...)`, a source has a column for each
+    field of the record, and the column `kafka` with key, topic, partition, offset, timestamp and headers. `pattern`, a
     regular expression of Java, selects topics by name. `begin` is where a new query begins: `earliest` (the default),
-    `latest`, or milliseconds since the epoch. `group` is the consumer group that reports the query's progress.
-    `tombstones` says what happens to records with a null value: `error` (they cannot be parsed), `keep` (all fields
-    are null), or `skip`.
+    `latest`, or milliseconds since the epoch. `group` is the consumer group to which the query commits its offsets.
+    `tombstones` says what happens to records with a null value: `error` (they are treated as records that cannot be
+    parsed), `keep` (all fields are null), or `skip`.
 
-    As a sink without `value`, the columns are value and, as far as they exist, key, headers, topic and partition. With
-    a format, all columns except headers and the columns of the key are encoded as the value. `key` names the columns of
-    the key: one column is written as text, several as a JSON object. A row with a key whose other columns are all null
-    is written as a tombstone, which deletes the key in a compacted topic. A missing topic is created with `partitions`
-    and `settings`. Without `name`, the column `topic` names the topic of each row, and is not encoded in the value.
+    A sink without `value` writes the column value and, if they exist, key, headers, topic and partition. With a format,
+    all columns except key, headers and the key columns are encoded as the value. `key` names the key columns: several
+    are written as a JSON object, a single one as text (a binary column unchanged). If a row has a key and all columns
+    of its value are null, it is written as a tombstone, which deletes the key in a compacted topic. If `partitions` is
+    given, a missing topic is created, with `settings`. Without `name`, the column `topic` names the topic of each row,
+    and is not encoded in the value.
 
     `options` are further options of format("tidelog").
     """

@@ -62,8 +62,8 @@ class RateQuota(_Quota[Rate]):
         return throttle_ms if self._throttle_max_ms is None else min(throttle_ms, self._throttle_max_ms)
 
     def burst_max(self, user: str, client_id: str) -> float | None:
-        """Return the largest value that a client may use at once after it was idle, without exceeding its quota. Return
-        None if it has no quota.
+        """Return the largest value that one `record` may have after an idle time without exceeding the client's quota.
+        Return None if the client has no quota.
         """
         limit = self._limits.of(user, client_id)
         if limit is None:
@@ -85,8 +85,8 @@ class MutationQuota(_Quota[TokenBucket]):
         ms).
 
         A client without debt may use more tokens than it has, and is then in debt. With `strict`, a client in debt is
-        refused. Without `strict`, its tokens are still removed, and its throttle time grows. A client without a quota
-        is always allowed.
+        refused. Without `strict`, a client in debt is allowed, and its debt and its throttle time grow. A client
+        without a quota is always allowed.
         """
         limit = self._limits.of(user, client_id)
         if limit is None:
@@ -94,7 +94,7 @@ class MutationQuota(_Quota[TokenBucket]):
         bucket = self._sensors.of(limit.user, limit.client_id, now_ms)
         if strict:
             throttle_ms = bucket.throttle_ms(limit.bound, self._window, now_ms)
-            # For a small debt, the throttle time is rounded to 0, but the client is in debt all the same.
+            # The throttle time of a small debt is rounded to 0, but the client is still in debt.
             if throttle_ms or bucket.tokens(limit.bound, self._window, now_ms) < 0:
                 return False, throttle_ms
             bucket.take(count, limit.bound, self._window, now_ms)

@@ -18,11 +18,11 @@ CONTROLLER_MUTATION_RATE: Final = "controller_mutation_rate"
 CONNECTION_CREATION_RATE: Final = "connection_creation_rate"
 
 Entity = tuple[tuple[str, str | None], ...]
-"""Pairs of entity type and name: either client-id, user or both (in this order), or only ip. The name None means the
-default entity. Its quotas apply to each entity of the type that has no quota of its own."""
+"""Pairs of an entity type and a name. The types are client-id, user or both (in this order), or ip alone. The name
+None means the default entity of the type. Its quotas apply to all entities of this type without quotas of their own."""
 
 Quotas = Mapping[Entity, Mapping[str, float]]
-"""For each entity, the value of each of its quotas by key."""
+"""For each entity, its quotas: quota key -> value."""
 
 _INT_MAX: Final = 2**31 - 1
 _LONG_MAX: Final = 2**63 - 1
@@ -56,7 +56,7 @@ def entity_of(parts: Iterable[tuple[str, str | None]]) -> Entity:
             raise _invalid_request(f"the name of the {kind} is longer than {STRING_BYTES_MAX} bytes")
         names_by_type[kind] = name
     if not names_by_type:
-        raise _invalid_request("the entity is empty; name a user, a client-id, both, or an ip")
+        raise _invalid_request("the entity is empty: it must have a user, a client-id, both, or an ip")
     if IP in names_by_type:
         if len(names_by_type) > 1:
             raise _invalid_request("an ip cannot be combined with a user or a client-id")
@@ -92,7 +92,7 @@ class Filter:
     __slots__ = ("_any", "_exact", "_strict")
 
     def __init__(self, components: Iterable[Component], *, strict: bool) -> None:
-        """With `strict`, an entity matches only if the filter names all of its types.
+        """With `strict`, an entity matches only if the filter names all types of the entity.
 
         Raises ApiError if a component is not valid, or if the components contradict each other.
         """
@@ -120,7 +120,8 @@ class Filter:
                 raise _invalid_request(f"an exact match of {kind} needs a name")
             self._exact[kind] = match
         elif match_type not in (MATCH_DEFAULT, MATCH_ANY):
-            raise _invalid_request(f"match type {match_type} is unknown: 0 matches a name, 1 the default, 2 any")
+            known = "0 matches a name, 1 the default, 2 any name and the default"
+            raise _invalid_request(f"match type {match_type} is unknown: {known}")
         elif match is not None:
             raise _invalid_request(f"only an exact match of {kind} (match type 0) has a name")
         elif match_type == MATCH_DEFAULT:

@@ -116,7 +116,7 @@ class TokenBucket:
         return self._tokens
 
     def throttle_ms(self, rate: float, window: Window, now_ms: int) -> int:
-        """Return the time until the debt is refilled; 0 without debt."""
+        """Return the time until the bucket has no debt any more; 0 if it has no debt now."""
         tokens = self.tokens(rate, window, now_ms)
         return _round_ms(-tokens / rate * 1000) if tokens < 0 else 0
 

@@ -1,8 +1,8 @@
 """Fetch partitions from one other broker, which leads them. This broker follows them.
 
 One fetch session serves all partitions together, with one request at a time. Each answer is appended before the next
-request is sent. A partition that has failed, is being cut or must wait does not delay the other partitions: it is
-removed from the session until it can be fetched again.
+request is sent. A partition does not delay the other partitions if it has failed, if its log is being cut (truncated)
+or if it must wait: it is removed from the session until it can be fetched again.
 """
 
 import asyncio
@@ -46,8 +46,8 @@ logger = logging.getLogger("tidelog.fetcher")
 JITTER: Final = 0.2
 """Each pause is multiplied by a random factor between 1 - JITTER and 1 + JITTER."""
 PAUSE_S_MIN: Final = 0.001
-"""A pause ends when less than this time remains, in seconds. A timer may fire slightly too early, since it uses another
-clock. A new timer for such a short rest could fire too early again.
+"""A pause ends when less than this time remains, in seconds. A timer may fire slightly too early, since its clock is
+not the clock that measures the pause. A new timer for this short rest could fire too early again.
 """
 BYTES_PER_TURN: Final = 1 << 20
 """After this many appended bytes, the fetcher lets other work of the event loop run."""
@@ -65,8 +65,9 @@ FIRST_PAUSE_S: Final = 0.02
 with each further error in a row, up to `replica.fetch.backoff.ms`. Pauses below this maximum have no jitter, so that
 all partitions of an election are in the same request."""
 EARLY_PAUSE_S: Final = 0.05
-"""Longest pause, in seconds, after a first early answer: one without news that arrives before the time limit of its
-request. The pause after a second early answer in a row may be longer: it lasts until this time limit."""
+"""Longest pause, in seconds, after a first early answer. An answer is early if it has no news and arrives before the
+`max_wait_ms` of its request have passed. After each further early answer in a row, the pause may be longer: it lasts
+until the `max_wait_ms` have passed."""
 LOG_CHANGES_MAX: Final = 16
 """After this many cuts of one log in a row, the fetcher pauses before each further request for the partition. One or
 two cuts are usual. More are needed only if the two brokers have led the partition alternately for many epochs."""
@@ -146,7 +147,7 @@ class Fetcher:
         self._wake_signal: asyncio.Future[None] | None = None
         self._stopping = False
         self._was_early = False
-        """Whether the last answer had no news and arrived before the time limit of its request."""
+        """Whether the last answer had no news and arrived before the `max_wait_ms` of its request had passed."""
         self._has_failed = False
         """Whether the last request failed. Only the first of consecutive failures is logged."""
 
@@ -174,7 +175,8 @@ class Fetcher:
         earlier = self._followed.get(followed.key)
         if earlier is not None and earlier.leader_epoch == leader_epoch:
             if earlier.partition is partition and earlier.is_changing_log:
-                # The end of a cut may be the reason for this call. `_change_log` then decides when to fetch again.
+                # The end of the cut may be the reason for this call. The method that waits for the cut (`_change_log`
+                # or `_begin_at_batch`) decides when to fetch again.
                 return
             followed.log_changes = earlier.log_changes
         self.unfollow(partition)
@@ -232,7 +234,7 @@ class Fetcher:
                 self._session.begin_anew()
                 await self._pause(self._backoff_s())
                 for followed in [*self._followed.values()]:
-                    # Some records of the answer may have been appended to its log.
+                    # Some records of the answer may have been appended to the partition's log.
                     if followed.key in self._session.positions:
                         self._leave_session(followed)
                         self._fetch_when_synced(followed)
@@ -262,12 +264,12 @@ class Fetcher:
         await self._apply(answers)
 
     async def _pause_after_early_answer(self, began_s: float, throttle_s: float) -> None:
-        """Pause if the leader has answered without news before the time limit of the request.
+        """Pause if the leader has answered without news before the `max_wait_ms` of the request have passed.
 
         A leader answers early after it has become the leader of more partitions. This broker may process the metadata
-        of this change a little later, so the pause after a first early answer is short: the next request should also
-        name these partitions. If the leader answers early again, the pause lasts as long as the leader should have
-        waited.
+        of this change a little later than the leader. So the pause after a first early answer is short: the next
+        request should also name these partitions. If the leader answers early again, the next pause lasts until the
+        `max_wait_ms` of the request have passed.
         """
         now_s = self._runtime.clock.monotonic()
         remaining_s = began_s + self._settings.wait_max_ms / 1000 - now_s
@@ -392,7 +394,7 @@ class Fetcher:
             self._end_following(followed, error)
         elif code in LEADER_IS_BEHIND:
             if followed.next_pause_s < self._settings.backoff_ms / 1000:
-                # An election of a thousand partitions would write a thousand lines, which say only that it happened.
+                # Not logged: after an election of a thousand partitions, there would be a thousand useless lines.
                 self._fetch_later(followed, followed.next_pause_s)
                 followed.next_pause_s *= 2
             else:
@@ -400,11 +402,11 @@ class Fetcher:
         else:
             self._fetch_after_failure(followed, error)
 
-    async def _sync_all(self, synced: list[_Followed]) -> None:
-        if not synced:
+    async def _sync_all(self, to_sync: list[_Followed]) -> None:
+        if not to_sync:
             return
-        failed = await self._sync([followed.partition for followed in synced])
-        for followed in synced:
+        failed = await self._sync([followed.partition for followed in to_sync])
+        for followed in to_sync:
             if followed.partition in failed and self._is_current(followed):
                 self._end_following(followed, StorageError(f"{followed}: the fetched records could not be synced"))
 
@@ -466,7 +468,7 @@ class Fetcher:
             return
         for offset in (start, end):
             if not isinstance(offset, int):
-                self._fetch_after_failure(followed, offset or NotLeaderOrFollower("the leader answers no offset"))
+                self._fetch_after_failure(followed, offset or NotLeaderOrFollower("the leader's answer has no offset"))
                 return
         assert isinstance(start, int)
         assert isinstance(end, int)
@@ -480,7 +482,8 @@ class Fetcher:
         else:
             # The leader's log start offset has moved in the meantime, or the leader does not know this log's last
             # epoch.
-            position = f"a fetch from offset {partition.log_end_offset} after epoch {partition.latest_epoch}"
+            end_offset, last_epoch = partition.log_end_offset, partition.latest_epoch
+            position = f"a fetch from offset {end_offset} with last fetched epoch {last_epoch}"
             reason = f"broker {self._leader_id} refuses {position}, although its log reaches from {start} to {end}"
             self._fetch_after_failure(followed, OffsetOutOfRange(reason))
 
@@ -523,8 +526,8 @@ class Fetcher:
         if followed.position() != before and followed.log_changes <= LOG_CHANGES_MAX:
             self._fetch_when_synced(followed)
         else:
-            reason = f"after {followed.log_changes} cuts its log still differs from the log of broker {self._leader_id}"
-            self._fetch_after_failure(followed, CorruptMessage(reason))
+            difference = f"this broker's log still differs from the log of broker {self._leader_id}"
+            self._fetch_after_failure(followed, CorruptMessage(f"after {followed.log_changes} cuts, {difference}"))
 
     def _change_failed(self, followed: _Followed, error: ApiError) -> None:
         if isinstance(error, StorageError) and self._is_current(followed):
@@ -544,7 +547,9 @@ class Fetcher:
             followed.timer = None
 
     def _fetch_when_allowed(self, followed: _Followed) -> None:
-        """Name the partition in the next request, or after the pause that the throttle requires."""
+        """Name the partition in the next request. If the partition is frozen or the throttle requires a pause, name it
+        in a later request.
+        """
         if followed.partition.is_frozen:
             self._leave_session(followed)
             self._spawn(self._fetch_when_thawed(followed), "fetcher-frozen")

@@ -2,9 +2,9 @@
 `durability=os`, the interval flush syncs only complete segments.
 
 Requested syncs run in groups, one group at a time. Appends that arrive during a sync are covered by the next sync,
-so under load one fdatasync serves all requests since the last sync. The interval flush runs in parallel and syncs
-its partitions one by one. So an acknowledgement waits only for the sync of its own partition and for other requested
-syncs, never for thousands of interval syncs. No partition is in two syncs at a time.
+so under load one fdatasync serves all requests since the last sync. The interval flush syncs its partitions one by
+one, while the groups also run. So an acknowledgement waits only for the sync of its own partition and for other
+requested syncs, never for thousands of interval syncs. No partition is in two syncs at a time.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ GROUP_MAX: Final = 16
 requests: a new request waits for one group and not for hundreds of other partitions, and the old requests still
 advance."""
 COMMITS_LANE: Final = "commits"
-"""Lane of requested syncs. They have a lane of their own, since cold reads and deletions, which have no lane, may
-occupy all threads for such work."""
+"""Lane of requested syncs. They have a lane of their own, since cold reads and deletions may occupy all threads for
+calls without a lane."""
 
 
 class Flusher:
@@ -81,7 +81,9 @@ class Flusher:
                 timer.cancel()
 
     def request(self, partition: "Partition") -> None:
-        """Flush the partition now. If a group or a sync of this partition is running, flush it directly afterwards."""
+        """Flush the partition now. If a group (of any partitions) or another sync of this partition is running, flush
+        the partition afterwards.
+        """
         self._requested[partition] = None
         self._flush_soon()
 
@@ -299,7 +301,7 @@ def _run_all(plans: list["FlushPlan"]) -> list[Exception | None]:
     for plan in plans:
         try:
             plan.run(directories)
-        except Exception as error:  # after any error the content of this log on the disk is unknown
+        except Exception as error:  # any error may mean that the content of this log on the disk is unknown
             results.append(error)
         else:
             results.append(None)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class FollowedPartition(Protocol):
     """A replica that follows a leader. All methods are called on the event loop.
 
-    The parameter `leader_epoch` is the epoch in which the work began. If the replica is no longer a follower in this
-    epoch, the method does nothing or raises NotLeaderOrFollower.
+    The parameter `leader_epoch` is the leader epoch in which the work began. If the replica is no longer a follower in
+    this epoch, a method with this parameter does nothing or raises NotLeaderOrFollower.
     """
 
     topic: str
@@ -32,17 +32,17 @@ class FollowedPartition(Protocol):
 
     @property
     def latest_epoch(self) -> int:
-        """The latest leader epoch of the log, even if it has no record yet; -1 if the log has no epoch."""
+        """The latest leader epoch of the log, even if no record has this epoch yet; -1 if the log has no epoch."""
 
     @property
     def must_sync(self) -> bool:
-        """Whether the log must be synced before a request names its end: with `durability=fsync`, while some of its
-        records are not durable.
+        """Whether the log must be synced before a fetch request names the log's end. True if the topic has
+        `durability=fsync` and some records of the log are not durable yet.
         """
 
     @property
     def is_frozen(self) -> bool:
-        """Whether a request must not name the log's end yet. At the end of a move to another data directory, new
+        """Whether a fetch request must not name the log's end yet. At the end of a move to another data directory, new
         records are only in the copy, and a start after a crash would use the old log.
         """
 
@@ -63,8 +63,8 @@ class FollowedPartition(Protocol):
         """Set the high watermark to the leader's, but not above the end of this log."""
 
     async def remove_diverging(self, leader_end: "EpochEnd", leader_epoch: int) -> None:
-        """Remove the records that the leader does not have, and the leader epochs that begin at or after their first
-        offset. The removal is durable when this returns.
+        """Remove the records that the leader does not have, and the leader epochs that begin at or after the first
+        removed offset. The removal is durable when this returns.
 
         `leader_end` is the leader's answer (KIP-595): the latest leader epoch in the leader's log that is not above
         `latest_epoch`, and the offset at which this epoch ends in the leader's log. The epoch is -1 if only the end of
@@ -84,7 +84,7 @@ class FollowedPartition(Protocol):
 
 
 Syncs: TypeAlias = Callable[[Sequence[FollowedPartition]], Awaitable[Sequence[FollowedPartition]]]
-"""Syncs the logs of some partitions in one group. Returns the partitions whose sync failed; their logs are offline."""
+"""Syncs the logs of some partitions together. Returns the partitions whose sync failed; their logs are offline."""
 
 
 class FollowerThrottle(Protocol):

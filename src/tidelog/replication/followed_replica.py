@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.fetcher")
 
 EndListener = Callable[["Partition", int, "ApiError"], None]
-"""Called with the partition, its leader epoch and the error when the fetcher has stopped fetching the partition."""
+"""Called when the fetcher has stopped fetching a partition. The arguments are the partition, the leader epoch in which
+it was fetched, and the error."""
 
 
 class FollowedReplica:

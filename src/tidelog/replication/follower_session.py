@@ -36,7 +36,7 @@ class FetchPosition(NamedTuple):
 
 
 class PartitionAnswer(NamedTuple):
-    """The part of an answer for one partition, and the fetch position that it answers."""
+    """The leader's answer for one partition, and the fetch position that the leader had for this partition."""
 
     key: PartitionKey
     position: FetchPosition
@@ -79,7 +79,7 @@ class FollowerSession:
         return bool(self._changed)
 
     def begin_anew(self) -> None:
-        """Make the next request a full one, which also ends the session at the leader."""
+        """Make the next request a full request, which also ends the old session at the leader."""
         self._epoch = INITIAL_EPOCH
         self._positions_at_leader = {}
 

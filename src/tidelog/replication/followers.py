@@ -49,8 +49,9 @@ class PartitionFollowers:
     def fetched(
         self, partition: "Partition", follower: Follower, fetch_offset: int, log_start_offset: int, proved_ms: int
     ) -> None:
-        """Note that a follower has all records below `fetch_offset`, and that its log begins at `log_start_offset` (-1
-        if the request does not name it). The follower sent the request after `proved_ms` (see `isr.FetchTime`).
+        """Process a follower's fetch from the partition. The fetch shows that the follower has all records below
+        `fetch_offset`, and that the follower's log begins at `log_start_offset` (-1 if the request does not name this
+        offset). The follower sent the request after `proved_ms` (see `isr.FetchTime`).
 
         This may move the high watermark. Raises NotLeaderOrFollower if this broker does not lead the partition, or
         if the follower is not one of its replicas or names a stale broker epoch.
@@ -73,8 +74,8 @@ class PartitionFollowers:
         self, partition: "Partition", offset: int, is_online: Callable[[int], bool], timeout_s: float
     ) -> int:
         """Wait until the log start offsets of all online followers are at least `offset`, and return the lowest of
-        them. Without online followers, the leader's own offset counts. Raises NotLeaderOrFollower, StorageError and
-        RequestTimedOut.
+        these offsets. If no follower is online, the leader's log start offset is used instead. Raises
+        NotLeaderOrFollower, StorageError and RequestTimedOut.
         """
         deadline_s = self._monotonic() + timeout_s
         while True:

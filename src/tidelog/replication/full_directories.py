@@ -38,8 +38,8 @@ class FullDirectories:
         is unknown."""
         self._without_descriptor: dict[str, None] = {}
         """Directories in which a batch was refused for lack of file descriptors since the last call of
-        `mark_usable`. Such a directory is not marked as usable yet. The refusal starts a sync, after which files are
-        closed. So a descriptor may be free now, but it may soon be in use again."""
+        `mark_usable`. `find_usable` does not return such a directory yet: the refusal starts a sync that frees file
+        descriptors, but they may soon be in use again."""
         self.on_no_descriptor: Callable[[], None] | None = None
         """Called when a batch was refused because its file could not be opened: no file descriptor was free."""
 
@@ -83,7 +83,7 @@ class FullDirectories:
         return usable
 
     def mark_usable(self, paths: list[str]) -> None:
-        """Mark the directories that `find_usable` returned as usable."""
+        """Mark as usable the directories that `find_usable` has returned."""
         self._without_descriptor.clear()
         for path in paths:
             if path in self._refused:
@@ -94,4 +94,4 @@ class FullDirectories:
 
     def _set_usable(self, path: str) -> None:
         del self._refused[path]
-        logger.warning("appends go on path=%s", path)
+        logger.warning("appends accepted again path=%s", path)

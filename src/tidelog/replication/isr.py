@@ -16,7 +16,7 @@ from typing import NamedTuple
 UNKNOWN = -1
 """An offset or a broker epoch that is not known yet."""
 NEVER_CAUGHT_UP_MS = -(1 << 62)
-"""Stands for the time at which a follower caught up last, while the follower has never caught up."""
+"""The value of `caught_up_ms` for a follower that has never caught up."""
 
 
 def bounded_min_isr(min_insync_replicas: int, replicas: int) -> int:
@@ -27,8 +27,8 @@ def bounded_min_isr(min_insync_replicas: int, replicas: int) -> int:
 
 
 class FetchTime:
-    """The times of the last requests in a fetch session. They count for each partition of the session for which the
-    follower has all records.
+    """The times of the last two requests in a fetch session. A request also counts as a fetch of each partition that
+    it does not name because nothing has changed there (see `FollowerState.session`).
     """
 
     __slots__ = ("ms", "proved_ms")
@@ -37,9 +37,9 @@ class FetchTime:
         self.ms = 0
         """The time at which the last request was handled."""
         self.proved_ms = 0
-        """The time at which the request before it was handled. The follower certainly sent the last request after this
-        time, because a request of a session contains the number of the previous answer. The last request itself may
-        have been sent long before it was handled, for example while this process was paused."""
+        """The time at which the request before the last request was handled. The follower certainly sent the last
+        request after this time, because a request of a session contains the number of the previous answer. The last
+        request itself may have been sent long before it was handled, for example while this process was paused."""
 
     def begin(self, now_ms: int) -> None:
         """Note that a request is handled now."""
@@ -69,9 +69,9 @@ class FollowerState:
         self._fetched_ms = 0
         self._proved_ms = 0
         self.session: FetchTime | None = None
-        """The time of the last request in the follower's fetch session. Set while the follower has all records of the
-        leader and its requests do not name the partition (KIP-227). In this state, each request of the session says
-        that nothing has changed."""
+        """The times of the last two requests in the follower's fetch session. Set while the follower has all records of
+        the leader and its requests do not name the partition (KIP-227). In this state, each request of the session
+        says that nothing has changed."""
         self.leader_end_at_fetch = UNKNOWN
         """The end of the leader's log at the time of the follower's last fetch."""
         self.log_start_offset = UNKNOWN
@@ -93,7 +93,7 @@ class FollowerState:
         return self._caught_up_ms if self.session is None else max(self._caught_up_ms, self.session.ms)
 
     def leave_session(self) -> None:
-        """Note that the partition may have news: from now on, only fetches that name the partition count."""
+        """Note that the partition may have news. From now on, a fetch counts only if it names the partition."""
         self._fetched_ms, self._caught_up_ms = self.fetched_ms, self.caught_up_ms
         self._proved_ms = self.proved_ms
         self.session = None
@@ -125,8 +125,8 @@ class FollowerState:
 class IsrMember(NamedTuple):
     broker: int
     broker_epoch: int
-    """The member's broker epoch, as the leader knows it. If the member has registered again since then, the controller
-    refuses the member (KIP-903)."""
+    """The member's broker epoch, as the leader knows it. If the member has a newer broker epoch, because it has
+    registered again, the controller refuses the member (KIP-903)."""
 
 
 class InSyncReplicas:
@@ -179,7 +179,8 @@ class InSyncReplicas:
         leader received `partition_epoch` with the metadata. The reason for the new epoch may be that the replica has
         lost its log, so an earlier fetch may report records that the replica does not have any more. The value is -1
         while the partition has not changed in this leader epoch: then all fetches of the epoch count."""
-        # Each member has the whole `lag_max_ms` for its first fetch. Other replicas have to catch up first.
+        # Each member of the ISR has the whole `lag_max_ms` for its first fetch. Any other replica is not caught up
+        # until its fetches show that it is.
         self.followers = {
             replica: FollowerState(now_ms if replica in committed else NEVER_CAUGHT_UP_MS)
             for replica in dict.fromkeys((*replicas, *committed))
@@ -189,7 +190,7 @@ class InSyncReplicas:
     def continue_proposal(self, resigned: "InSyncReplicas", now_ms: int) -> None:
         """Take over the proposal that this leader had made before it resigned in the same leader epoch.
 
-        The controller may still accept it. Until its outcome is known, its members count in the maximal ISR.
+        The controller may still accept it. Until its outcome is known, its members belong to the maximal ISR.
         """
         for member in resigned.proposed or ():
             if member in self.followers and member not in self.committed:
@@ -233,7 +234,7 @@ class InSyncReplicas:
     def high_watermark_limit(
         self, local_mark: int, leader_end: int, now_ms: int, eligible: Mapping[int, int]
     ) -> int | None:
-        """Return the lowest log end of the maximal ISR, or None if the high watermark must not move.
+        """Return the lowest log end among the members of the maximal ISR, or None if the high watermark must not move.
 
         `local_mark` counts as this broker's log end. A replica outside the ISR also limits the high watermark if it has
         caught up. Otherwise, under constant load, the high watermark would always be above the replica's end, and the
@@ -264,7 +265,7 @@ class InSyncReplicas:
     # Changes
 
     def without_lagging(self, leader_end: int, now_ms: int) -> tuple[int, ...]:
-        """Return this broker and the other committed members that have caught up within `replica.lag.time.max.ms`."""
+        """Return this broker and the other committed members that are caught up (`FollowerState.is_caught_up`)."""
         return tuple(
             member
             for member in self.committed

@@ -114,7 +114,7 @@ class IsrProposals:
             )
         partition.step(answered)
         isr = partition.replica.isr
-        # The outcome of the proposal is unknown: propose it again after a pause.
+        # If the outcome of the proposal is unknown, the replica proposes the same ISR again after a pause.
         if isr is not None and isr.proposed is not None and not isr.awaits_answer and not isr.awaits_metadata:
             if not self._unanswered:
                 self._tasks.call_later(RETRY_S, self._ask_again)

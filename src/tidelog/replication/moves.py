@@ -86,7 +86,9 @@ class Move:
 
 
 class MoveAbandoned(Exception):
-    """The move was cancelled, its partition was deleted, or its log, source or target directory has failed."""
+    """The move was cancelled, its partition was deleted, or the log, the source directory or the target directory has
+    failed.
+    """
 
 
 class SourceFailed(Exception):
@@ -177,8 +179,8 @@ class Moves:
                 del self._moves[move.partition]
 
     async def _create_copy_directory(self, move: Move) -> None:
-        """Create the empty directory of the copy, so that the next start restarts the move even if it has not begun
-        yet.
+        """Create the directory of the copy, still empty. If the broker stops while the move waits for its turn, the
+        next start finds this directory and restarts the move.
         """
         name = move.partition.log.topic_partition
         move.path = future_path(move.target.path, name, self._runtime.random.randbytes(16))
@@ -214,7 +216,7 @@ class Moves:
         logger.error("move failed partition=%s to=%s reason=%s", name, move.target.path, error)
         if isinstance(error, SourceFailed):
             self._report_disk_error(move.partition.log.directory.rpartition("/")[0], error)
-        elif move.partition.log.failure is None:  # otherwise the source failed
+        elif move.partition.log.failure is None:  # a failed log means that the source has failed
             self._report_disk_error(move.target.path, error)
 
     def _report_disk_error(self, path: str, error: Exception) -> None:
@@ -446,8 +448,8 @@ def _finish_copy(
     producers: bytes,
     now_ms: int,
 ) -> "PartitionLog":
-    """Make the copy durable, with the `producers` of this snapshot, and rename it; return the log under its new
-    name.
+    """Make the copy durable, together with the producer state in the snapshot `producers`. Rename the copy, and return
+    the log under its new name.
     """
     copy.producers.restore(decode_snapshot(producers))
     copy.settle()

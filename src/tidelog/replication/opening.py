@@ -63,9 +63,9 @@ async def open_logs(runtime: "Runtime", openings: list[Opening]) -> list[OpenRes
 async def _open_in_parallel(runtime: "Runtime", openings: list[Opening]) -> list[OpenResult]:
     """Open logs on one or several threads.
 
-    Cleanly stopped logs, which may be thousands, are opened by one thread as long as the disk is fast: several
-    threads would only contend for the interpreter lock. All other logs are opened by several threads: their syncs
-    share the file system's commits, and their cold reads overlap.
+    After a clean stop, there may be thousands of existing logs. One thread opens them as long as the disk is fast,
+    because several threads would only contend for the interpreter lock. Several threads open all other logs: the
+    threads' syncs share the file system's commits, and their cold reads overlap.
     """
     run_blocking, clock = runtime.tasks.run_blocking, runtime.clock
     quick = [opening for opening in openings if opening.directory.clean and not opening.new]
@@ -81,8 +81,8 @@ async def _open_in_parallel(runtime: "Runtime", openings: list[Opening]) -> list
 
 
 def _open(openings: Iterator[Opening], clock: "Clock", average_max_s: float | None = None) -> list[OpenResult]:
-    """Open logs one after another. With `average_max_s`, stop when one log takes longer than this number of seconds
-    on average.
+    """Open logs one after another. With `average_max_s`, stop when opening a log takes longer than this number of
+    seconds on average.
     """
     results: list[OpenResult] = []
     began, now_ms = clock.monotonic(), clock.now_ms()

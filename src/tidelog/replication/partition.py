@@ -52,7 +52,7 @@ logger = logging.getLogger("tidelog.partition")
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
 RECORDS_LANE = "records"
-"""Lane of the examinations of records, so that they run one at a time."""
+"""The lane in which records are examined, one batch at a time; see `Tasks.run_blocking`."""
 NEVER = (1 << 63) - 1
 """Default of `flush.messages` and `flush.ms`: no sync before the next interval flush."""
 
@@ -168,7 +168,7 @@ class Partition:
 
     @property
     def unverified(self) -> "UnverifiedBatches":
-        """The batches of transactions that the transactions' coordinators must confirm first."""
+        """Batches that wait until the coordinator has confirmed that this partition belongs to their transaction."""
         if self._unverified is None:
             from tidelog.replication.unverified_batches import UnverifiedBatches  # few partitions have transactions
 
@@ -206,11 +206,11 @@ class Partition:
                 if not was_leading:
                     self._notify()  # fetches that consumers sent to this follower may be waiting here
             if replica.leads and self._requires_sync and replica.end_offset > replica.local_mark and not self.frozen:
-                self._flusher.request(self)  # records that were appended as a follower may not be synced yet
+                self._flusher.request(self)  # records that the replica appended as a follower are perhaps not synced
         for effect in effects:
             self._carry_out(effect)
         if old_members is not None and replica.isr is not None and replica.isr.committed != old_members:
-            self.notify_followers()  # a replica that has left the ISR can join it again only when it fetches
+            self.notify_followers()  # a replica that has left the ISR must fetch before it can join again
 
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, MarksMoved):
@@ -276,7 +276,7 @@ class Partition:
         return appended
 
     def append(self, batch: memoryview, header: "BatchHeader", limits: "Limits | None" = None) -> "Appended":
-        """Append one checked batch of a client; offsets are written into `batch` itself.
+        """Append one checked batch. Its offsets are written into `batch` itself.
 
         `limits` says how the topic's limits on clients' batches are checked. By default, the records are examined on
         the event loop, within the loop's time budget.
@@ -427,8 +427,9 @@ class Partition:
     def wait(self, mark: Mark, next_offset: int, listener: CommitListener) -> None:
         """Call `listener` when `mark` has reached `next_offset`. The call may be made immediately.
 
-        Call this in the same turn of the loop as the append: the listener is bound to the current leader epoch. It gets
-        NotLeaderOrFollower if that epoch ends first, and StorageError if the partition goes offline or is deleted.
+        Call this in the same turn of the loop as the append: the listener is bound to the current leader epoch. If
+        this epoch ends before `mark` reaches `next_offset`, the listener gets NotLeaderOrFollower. If the partition
+        goes offline or is deleted before that, the listener gets StorageError.
         """
         if self.has_reached(mark, next_offset):
             is_below_min = mark is Mark.COMMITTED and self.replica.is_maximal_isr_below_min
@@ -447,8 +448,8 @@ class Partition:
             self.step(LogSynced(self.log.durable_offset))
 
     def freeze(self) -> None:
-        """Stop the local mark until `thaw`, as during a long sync. Meanwhile, a leader neither acknowledges nor commits
-        records above the local mark. Appends continue.
+        """Stop the local mark until `thaw`, as during a long sync: appends continue, but a leader neither acknowledges
+        nor commits records above the local mark.
         """
         self.frozen = self._requires_sync = True
         self._thawing = self._tasks.future()
@@ -470,7 +471,9 @@ class Partition:
             self._flusher.request(self)
 
     def fail(self) -> None:
-        """Fail all waiting requests, since the log is offline or deleted. The reason of a failure is logged already."""
+        """Fail all waiting requests, because the log is offline or deleted. The code that took the log offline has
+        logged the reason.
+        """
         if not self.deleted:
             self._shared.failed_topics[self.topic] = None
         self._notify_role()
@@ -517,7 +520,7 @@ class Partition:
         """Raise StorageError if the partition is offline or being deleted, and NotLeaderOrFollower if this broker does
         not lead it.
         """
-        if self.deleted or self.log.failure is not None or not self.replica.leads:  # `not is_served`, without its call
+        if self.deleted or self.log.failure is not None or not self.replica.leads:  # `not is_served`, inlined
             raise self._refusal()
 
     def check_log(self) -> None:
@@ -532,8 +535,8 @@ class Partition:
         batch is the one that contains `start`. With `from_follower`, a consumer may also read while this broker is a
         follower of the partition (KIP-392).
 
-        Raises StorageError if the log is offline or deleted, NotLeaderOrFollower if this broker may not read it in its
-        role, and OffsetOutOfRange if `start` is below the log start offset or above the log end offset.
+        Raises StorageError if the log is offline or deleted, NotLeaderOrFollower if the role of this replica does
+        not allow the read, and OffsetOutOfRange if `start` is below the log start offset or above the log end offset.
         """
         log = self.log
         replica = self.replica
@@ -563,7 +566,7 @@ class Partition:
         """Return the largest epoch that is not above `leader_epoch`, and its exclusive end offset; (-1, -1) if unknown
         (OffsetsForLeaderEpoch).
 
-        The current epoch counts even if it has no record yet: it began when this broker became the leader.
+        The current epoch is included even if it has no record yet, because it began when this broker became the leader.
         """
         log, replica = self.log, self.replica
         return log.epochs.end_offset_at_leader(
@@ -581,7 +584,9 @@ class Partition:
             raise UnknownLeaderEpoch(f"leader epoch {epoch} is newer than {current}")
 
     def watch(self, watcher: HighWatermarkWatcher) -> None:
-        """Call `watcher.moved` when the high watermark moves, or when waiting for it has become useless."""
+        """Call `watcher.moved` when the high watermark has moved, when the leader epoch has changed, or when this
+        broker does not serve the partition any more.
+        """
         self._watchers[watcher] = None
 
     def unwatch(self, watcher: HighWatermarkWatcher) -> None:

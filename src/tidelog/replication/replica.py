@@ -76,7 +76,7 @@ class BecameFollower(NamedTuple):
 class WentOffline(NamedTuple):
     """The partition has no leader, or this broker has no replica of it any more.
 
-    If the epoch is the one in which this broker leads, only its lease has ended, and it may lead in that epoch again.
+    If this broker leads in `leader_epoch`, only the broker's lease has ended, and it may lead in this epoch again.
     """
 
     leader_epoch: int
@@ -198,7 +198,9 @@ class MarksMoved(NamedTuple):
 
 
 class FailWaiters(NamedTuple):
-    """A leader epoch has ended: requests that began to wait before `leader_epoch` get NOT_LEADER_OR_FOLLOWER."""
+    """Requests that began to wait in an epoch before `leader_epoch` get NOT_LEADER_OR_FOLLOWER. If the epoch has not
+    changed, only the requests whose records are not appended yet get this error.
+    """
 
     leader_epoch: int
 
@@ -275,8 +277,8 @@ class Replica:
         """The ISR if this replica is a leader, otherwise None."""
         self._eligible: Mapping[int, int] = {}
         self._resigned: InSyncReplicas | None = None
-        """The ISR with which this replica led in `leader_epoch`, until it stopped because its broker's lease was over.
-        An answer of the controller may still arrive for it."""
+        """The ISR with which this replica led in `leader_epoch`, if the replica stopped because its broker's lease had
+        ended. The controller may still answer a proposal of this replica."""
         self._cut_is_running = False
         self._promotion: tuple[BecameLeader, int] | None = None
         """The promotion that waits for the end of a cut, and the time at which it arrived."""
@@ -355,8 +357,8 @@ class Replica:
         return effects
 
     def _begin_to_lead(self, event: BecameLeader, now_ms: int, resigned: InSyncReplicas | None = None) -> list[Effect]:
-        """Begin the epoch, or resume it: then `resigned` is the ISR with which this leader resigned. `epoch_start` is
-        set before this leader appends the next record.
+        """Begin the epoch, or resume it. If it is resumed, `resigned` is the ISR that this leader had when it resigned.
+        This leader appends its next record after this step, so `epoch_start` is the present end of the log.
         """
         self.role = Role.LEADER
         self.leads = True
@@ -412,8 +414,8 @@ class Replica:
 
     def _end_epoch(self, leader_epoch: int) -> list[Effect]:
         """Stop leading. If this ends the leader epoch, no request may wait any longer for offsets that a later epoch
-        may write again. If the epoch remains the same, requests continue to wait, because their records may still be
-        committed.
+        may write again. If the epoch remains the same, requests whose records are appended continue to wait, because
+        these records may still be committed.
         """
         has_led = self.role is Role.LEADER or self._resigned is not None
         effects: list[Effect] = [FailWaiters(leader_epoch)] if has_led else []
@@ -467,8 +469,8 @@ class Replica:
     def _cut_ended(self, event: CutEnded, now_ms: int) -> list[Effect]:
         self._cut_is_running = False
         self.end_offset = event.end_offset
-        # Neither mark is below the log's start: records that are deleted cannot be lost any more, and a leader deletes
-        # only committed records.
+        # Everything below the log's start counts as durable, because deleted records need no sync, and as committed,
+        # because a leader deletes only committed records. So neither mark is below the log's start.
         self.local_mark = max(min(self.local_mark, event.end_offset), event.log_start_offset)
         self.high_watermark = max(min(self.high_watermark, event.end_offset), event.log_start_offset)
         if self._promotion is not None:

@@ -1,7 +1,7 @@
 """Passes of retention over all partitions: remove expired segments from their logs, a few partitions at a time.
 
-If records must be read before a segment may be deleted (see `log/retention.py`), a child process reads them while
-the pass continues. The next pass uses the result.
+To find out whether a segment is old enough, its records must sometimes be read (see `log/retention.py`). A child
+process reads them while the pass continues. The next pass uses the result.
 """
 
 import asyncio

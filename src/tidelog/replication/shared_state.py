@@ -22,6 +22,7 @@ class HighWatermarkWatcher(Protocol):
         """Called when the high watermark has moved, when the leader epoch has changed, or when this broker does not
         serve the partition any more.
 
+        A follower's fetch is also notified of a new end or start of the log (`SharedByPartitions.end_watchers`).
         The call may be made during an append, so it must only record the event.
         """
 
@@ -63,17 +64,17 @@ class SharedByPartitions:
         self.warned_too_large: dict[str, None] = {}
         """Topics for which a warning about an oversized batch was written since their settings last changed."""
         self.on_peer_work: Callable[[Partition, PeerWork], None] | None = None
-        """Called with the effects of a replica that need a thread or another broker. It must not wait."""
+        """Called with the effects of a replica that need a thread or another broker. The call must not wait."""
         self.on_refused_append: Callable[[Partition, Exception], None] | None = None
         """Called when the log of a partition that this broker leads had no space, or no file descriptor, for a batch.
         """
         self.role_watchers: dict[str, Callable[[Partition], None]] = {}
         """By topic; see `Partitions.watch_roles`."""
         self.stop_fetching: Callable[[Partition], None] | None = None
-        """Called when the leader epoch of a partition has changed, so that fetches in the old epoch stop, and when a
-        partition is deleted or goes offline."""
+        """Called when the leader epoch of a partition has changed, and when a partition was deleted or has gone
+        offline. The call makes this broker stop fetching the partition."""
         self.end_watchers: dict[HighWatermarkWatcher, None] = {}
-        """Waiting fetches of followers. For the calls see `Partition.notify_followers`."""
+        """Waiting fetches of followers. `Partition.notify_followers` calls `moved` for all of them."""
 
     def examine_in_turn(
         self, batch: memoryview, header: "BatchHeader", config: "LogConfig", now_ms: int

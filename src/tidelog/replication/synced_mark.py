@@ -1,14 +1,14 @@
-"""The synced mark: it says durably that all records that this broker has acknowledged are synced (KIP-966).
+"""The synced mark: while it is on the disks, all records that this broker has acknowledged are synced (KIP-966).
 
-A broker that returns after a power cut stays in the ISR and the ELR if the mark is on its disks. Here, a record is
-called acknowledged if it is below the local mark of its partition. Acknowledgements, the leader's high watermark and
-the fetches of this broker as a follower may include such records.
+A broker that returns after a power cut stays in the ISR and the ELR if the mark is on its disks. In this module, a
+record is called acknowledged if it is below the local mark of its partition: such a record may have been acknowledged
+to a producer, may be below the leader's high watermark, or may have been reported by this broker's fetch as a follower.
 
-    stored      when every partition of this broker has `durability=fsync` and every record below their local marks
-                is synced. From then on, local marks move only after syncs.
-    withdrawn   before a partition with another `durability` is opened, and before a partition gets another
-                `durability`, because the local mark of such a partition moves without a sync. The withdrawal is
-                durable.
+    stored      when every partition of this broker has `durability=fsync`, and the records below all local marks are
+                synced. From then on, local marks move only after syncs.
+    withdrawn   before a partition with a `durability` other than `fsync` is opened, and before the `durability` of a
+                partition is changed from `fsync`, because the local mark of such a partition moves without a sync. The
+                withdrawal is durable.
 
 So the mark costs nothing on the data path. It changes only with the settings of topics and with the partitions that
 this broker has.
@@ -42,8 +42,8 @@ class SyncedMark:
         self._may_be_stored = is_stored
         """Whether the mark is on a disk, or may be there after a failed write."""
         self._is_wanted = is_stored
-        """Whether the mark should be on the disks. It becomes True when every partition has `durability=fsync`. It
-        becomes False when the mark is withdrawn, if a log has failed before the mark is stored, and at the stop."""
+        """Whether the mark should be on the disks. Set to True when every partition has `durability=fsync`. Set to
+        False when the mark is withdrawn, when a log has failed before the mark is stored, and when the broker stops."""
         self._lock = asyncio.Lock()
         """Held while the mark is written."""
         self._storing: asyncio.Task[None] | None = None

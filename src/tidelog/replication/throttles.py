@@ -3,8 +3,8 @@ followers, and one limit for the records that it fetches.
 
 The limit on sent records applies to a partition if the topic setting `leader.replication.throttled.replicas` names
 this broker's replica, and only to followers outside the ISR. The limit on fetched records applies if
-`follower.replication.throttled.replicas` names this broker's replica, and delays its fetches only while it is not in
-sync. So a limit delays moves and recoveries, but never an acknowledgement.
+`follower.replication.throttled.replicas` names this broker's replica, and delays fetches only while this replica is
+not in sync. So a limit delays moves and recoveries, but never an acknowledgement.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,9 @@ raised."""
 
 @lru_cache(maxsize=1024)
 def names_replica(setting: str, partition: int, broker_id: int) -> bool:
-    """Return whether `setting` names this replica. It is a topic's setting: `*`, or a list of PARTITION:BROKER."""
+    """Return whether a topic's setting names the replica of `partition` on the broker `broker_id`. The value `setting`
+    is `*`, or a list of PARTITION:BROKER.
+    """
     entries = [entry.strip() for entry in setting.split(",")]
     return entries == ["*"] or f"{partition}:{broker_id}" in entries
 
@@ -104,7 +106,9 @@ class FollowerThrottle:
         return self._rate.pause_s()
 
     def record(self, partition: "FollowedPartition", byte_count: int) -> None:
-        """Count bytes that were fetched. The bytes of in-sync replicas are counted, too, although these do not wait."""
+        """Count bytes that were fetched. The bytes of in-sync replicas are counted, too, although such replicas do not
+        wait.
+        """
         if self._is_throttled(partition):
             self._rate.record(byte_count)
 

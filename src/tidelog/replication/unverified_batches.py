@@ -1,4 +1,4 @@
-"""Batches of transactions that wait until the transaction's coordinator has confirmed that the partition belongs to it.
+"""Transactional batches that wait until the coordinator has confirmed that the partition belongs to their transaction.
 
 Only the first batch of a transaction in a partition waits, together with the batches that the same producer sends
 before the wait has ended. The batches of all other producers are appended meanwhile.
@@ -24,7 +24,7 @@ logger = logging.getLogger("tidelog.partition")
 
 ACKS_ALL = -1
 REFUSED_MAX = 1_000
-"""Upper bound on the producers of which a partition remembers a refused batch."""
+"""Maximum number of producers for which a partition remembers a refused batch."""
 RETRIED_ERRORS = (
     ErrorCode.CONCURRENT_TRANSACTIONS,
     ErrorCode.NOT_ENOUGH_REPLICAS,
@@ -45,8 +45,8 @@ class Inquiry(NamedTuple):
     """Batches with equal questions get the same answer."""
     ask: Ask
     has_version_2: bool
-    """Whether the producer has transaction version 2. Then each transaction has an epoch of its own, so the first batch
-    in the partition has the sequence number 0."""
+    """Whether the producer has transaction version 2. In this version, each transaction has an epoch of its own, so its
+    first batch in the partition has the sequence number 0."""
 
 
 class _Waiting(NamedTuple):
@@ -65,7 +65,7 @@ class UnverifiedBatches:
         self._tasks = tasks
         self._queued_bytes = queued_bytes
         self._waiting: dict[int, deque[_Waiting]] = {}
-        """By producer id, in the order of their arrival."""
+        """The waiting batches of each producer id, in the order of their arrival."""
         self._refused: dict[int, tuple[int, int]] = {}
         """By producer id: the epoch and the lowest base sequence of batches that were refused and may be sent again."""
 
@@ -157,7 +157,7 @@ class UnverifiedBatches:
         return None
 
     def _remember_refused(self, header: BatchHeader) -> None:
-        """Note that a batch was refused and will be sent again, so that `_check_sequence` refuses later batches."""
+        """Remember a refused batch that will be sent again, so that `_check_sequence` refuses later batches."""
         # The entry is removed and added again, so that the entries are in the order of their last refusals.
         epoch, sequence = self._refused.pop(header.producer_id, (header.producer_epoch, header.base_sequence))
         if epoch != header.producer_epoch or header.base_sequence < sequence:

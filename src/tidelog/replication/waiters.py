@@ -1,8 +1,8 @@
 """The requests that wait until one of a partition's two marks has passed the records that they wrote.
 
 Each mark has its own collection of waiters. A waiter names its offset and the leader epoch in which its records were
-appended. If that epoch ends first, the waiter gets an error, since another leader may write other records at its
-offset.
+appended. If that epoch ends before the mark reaches the offset, the waiter gets an error, because another leader may
+replace the records.
 """
 
 import logging
@@ -21,7 +21,7 @@ it."""
 
 
 class Mark(Enum):
-    """The offset that an acknowledgement waits for."""
+    """The mark that an acknowledgement waits for."""
 
     LOCAL = "local mark"
     """The records are durable enough on the leader (acks=1)."""
@@ -43,7 +43,7 @@ class Waiters(deque[Waiter]):
     def __init__(self, partition: str) -> None:
         super().__init__()
         self._partition = partition
-        """The partition's name, for the log."""
+        """The partition's name, for errors and log lines."""
 
     def add(self, waiter: Waiter) -> None:
         position = len(self)

@@ -31,7 +31,7 @@ def main() -> None:
     lower_priority()
     gc.disable()  # work on bytes creates almost no reference cycles
     results = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # output of the work goes to standard error, since standard output contains the frames
+    os.dup2(2, 1)  # what the work prints goes to standard error, since `results` is the pipe of the frames
     calls: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=read_calls, args=(sys.stdin.buffer, calls), daemon=True).start()
     resources = ChildResources(LocalDisk(), time.monotonic, time.sleep)
@@ -57,7 +57,7 @@ def answer(resources: ChildResources, call: bytes, results: IO[bytes]) -> None:
             results.write(FRAME.pack(kind, len(content)) + content)
             results.flush()
         except BrokenPipeError:
-            # The broker was killed. Exit without a message, since the next broker may write to the same standard error.
+            # The broker was killed. Exit without a message, since a new broker may use the same standard error.
             os._exit(0)
 
     name, _, request = call.partition(b"\n")
@@ -73,8 +73,8 @@ def answer(resources: ChildResources, call: bytes, results: IO[bytes]) -> None:
 def die_with_broker() -> None:
     """Ask Linux to kill this process when the broker's process ends.
 
-    This also works while this process is stopped (SIGSTOP) and before `read_calls` runs. If the broker has ended before
-    this call, `read_calls` finds the pipe closed.
+    Linux does so even while this process is stopped (SIGSTOP), and even before `read_calls` runs. If the broker ended
+    before `die_with_broker` was called, `read_calls` finds the pipe closed.
     """
     if sys.platform == "linux":
         import ctypes

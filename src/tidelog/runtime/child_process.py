@@ -86,8 +86,8 @@ class ChildProcess:
 
     def _start_process(self) -> "subprocess.Popen[bytes]":
         self.end()
-        # The child uses the import path of this process, which may be a checkout, an environment, or the path of an
-        # application.
+        # The child uses the import path of this process. The path may name a checkout, an environment or the directory
+        # of an application.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "tidelog.runtime.child_main"],
@@ -122,8 +122,8 @@ class ChildProcess:
         process.stdout.close()
 
     def drop_in_forked_child(self) -> None:
-        """Close the copies of the pipes in a process that was forked from the broker's. Otherwise the child process
-        that runs the calls would not end when the broker closes the request pipe.
+        """In a process that was forked from the broker process, close its copies of the pipes. Otherwise the child
+        process that runs the calls would not end when the broker closes the request pipe.
 
         The raw pipes are closed, not the buffers. Closing a buffer would flush bytes that the parent is writing, so
         they would be sent twice.

@@ -20,7 +20,7 @@ log = logging.getLogger("tidelog.disk")
 
 SCAN_MAX = 128
 """When descriptors must be closed, at most this number of descriptors is examined without being closed. This limits the
-cost of an open when nearly all files are dirty."""
+cost of opening a file when nearly all files are dirty."""
 
 RESERVED_FOR_SYNCS = 8
 """Number of descriptors that are reserved for syncs, and for the directories and small files that a flush opens. Only
@@ -131,7 +131,7 @@ class DescriptorPool:
             return os.open(path, flags | os.O_CLOEXEC, 0o644)
 
         try:
-            return open_it()  # without the lock, since it may wait for the disk
+            return open_it()  # without the lock, since this call may wait for the disk
         except OSError as error:
             with self._lock:
                 return self._reopen_after(error, open_it, to_sync=True)
@@ -189,7 +189,7 @@ class DescriptorPool:
 
     def close_descriptor(self, file: PooledFile) -> None:
         """Close the file's descriptor even if the file is dirty. If a call in another thread is using the descriptor,
-        it is closed after that call.
+        the descriptor is closed after that call.
         """
         with self._lock:
             descriptor = file.descriptor

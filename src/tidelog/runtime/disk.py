@@ -243,8 +243,9 @@ class _LockTable:
     """The files that this process has locked, by device and inode.
 
     The locks are POSIX locks, which a JVM (Apache Kafka) also uses. A POSIX lock never conflicts with a lock of the
-    same process, and it ends when the process closes any descriptor of the file. Therefore this table refuses a second
-    lock of a file before it opens the file again. A forked child inherits the descriptors but not the locks.
+    same process, and it ends when the process closes any descriptor of the file. Therefore, if this process
+    has locked a file already, this table refuses a second lock without opening the file. A forked child inherits the
+    descriptors but not the locks.
     """
 
     def __init__(self) -> None:

@@ -3,8 +3,8 @@
 A broker may run in a thread of any program, and the program may fork (multiprocessing, gunicorn). The child inherits
 every open descriptor but none of the threads. Open sockets in the child would have two effects after the broker has
 stopped: the port would still be in use, and clients would wait for responses. Because of open files, deleted segments
-would still occupy the disk. The broker's own process for computations (`ChildProcess`) exits when its request pipe is
-closed. If the forked child kept the pipe open, that process would never exit.
+would still occupy the disk. The broker also starts a process for computations (`ChildProcess`), which exits when its
+request pipe is closed. If a forked child kept this pipe open, the process for computations would never exit.
 """
 
 import os

@@ -23,9 +23,9 @@ class Clock(Protocol):
     def monotonic(self) -> float:
         """Return the seconds since an arbitrary origin. The value never decreases.
 
-        If the system has such a clock, the time during which the machine sleeps counts, too. All times that are
-        compared with each other must come from this method. `Tasks.sleep` and timers do not count the sleep of the
-        machine, so code that relies on a limit must compare times when it continues.
+        If the system has a suitable clock, the value also increases while the machine sleeps. All times that are
+        compared with each other must come from this method. `Tasks.sleep` and timers stand still while the machine
+        sleeps. So after each wait, code that relies on a time limit must compare times.
         """
 
 
@@ -39,7 +39,7 @@ class Random(Protocol):
 
 
 class File(Protocol):
-    """One open file with random access. A call may block on a cold or slow disk unless its docstring says otherwise.
+    """One open file with random access. A call may wait for the disk unless its docstring says otherwise.
 
     The file descriptor is opened on demand and may be closed between calls, so a process may have more open files than
     descriptors.
@@ -207,10 +207,10 @@ class Tasks(Protocol):
     def sleep(self, delay_s: float) -> Awaitable[None]: ...
 
     def run_blocking(self, function: Callable[..., T], *args: object, lane: str = "") -> "asyncio.Future[T]":
-        """Run a function on a thread, since it waits for a disk or a database. (In a simulation, the function runs
-        inline, with a virtual delay.)
+        """Run `function`, which waits for a disk or a database, on a thread. (In a simulation, `function` runs on the
+        loop, with a virtual delay.)
 
-        The call is queued at once, and runs even if the future is not awaited. Calls with the same named `lane` run
+        The call is queued at once, and runs even if the future is not awaited. Calls that name the same `lane` run
         one at a time, in order, on the thread of that lane (SQLite needs this). Calls without a lane share a few
         threads and run in any order.
         """
@@ -222,8 +222,8 @@ class Tasks(Protocol):
 
         `report` is called on the loop with each result, in order, before the future is done. If the future is
         cancelled, the child process is ended. If the process ends early or `work` raises, the future fails with
-        WorkEnded. In a simulation, `work` runs on `disk` with a virtual delay. In a real process, the child opens the
-        real disk itself.
+        WorkEnded. In a simulation, `work` runs on `disk` with a virtual delay. Otherwise `disk` is not used: the child
+        process opens the real disk itself.
         """
 
     def defer_collection(self, deferred: bool) -> None:
@@ -246,7 +246,7 @@ class Stream(Protocol):
     local: str
 
     backlog_bytes: int
-    """Number of written bytes that the kernel has not accepted yet, since the peer reads slowly. Read-only."""
+    """Number of written bytes that the kernel has not accepted yet, because the peer reads slowly. Read-only."""
 
     def write(self, pieces: Sequence[Piece]) -> None:
         """Send `pieces` in order, after all bytes that were written earlier. Bytes that the kernel does not accept are

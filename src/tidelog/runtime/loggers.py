@@ -1,4 +1,4 @@
-"""The broker's loggers and their levels, by Kafka's level names. Changes last until the process ends.
+"""The broker's loggers and their levels, with Kafka's level names. A changed level remains until the process ends.
 
 The name `root` means the logger `tidelog`, the parent of all of Tidelog's loggers. Loggers of an application that
 embeds a broker are neither listed nor changed.

@@ -60,7 +60,7 @@ class SocketListener:
         self._sockets = sockets
         self._receiver: Callable[[], Receiver] | None = None
         self._starved_since: float | None = None
-        """Loop time of the first failed accept since the kernel's queue was last empty; None if none has failed."""
+        """Loop time of the first failed accept since the kernel's queue was last empty; None if no accept failed."""
         self._retry: asyncio.Handle | None = None
         self._paused = False
 

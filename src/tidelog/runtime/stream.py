@@ -2,10 +2,10 @@
 
 Reading: one recv for each readiness event, directly into the receiver's buffer.
 
-Writing: as many bytes as the socket accepts are sent immediately. Small pieces are joined into one send. Larger file
+Writing: as many bytes as the socket accepts are sent immediately. Small pieces are joined into one send. Large file
 regions are sent by sendfile. The bytes before a region are sent with MSG_MORE, so that they do not become a packet of
-their own. The remaining bytes wait in the backlog until the socket is writable. While a long response is sent, control
-returns to the event loop after each `TURN_BYTES_MAX`.
+their own. Bytes that the socket does not accept wait in the backlog until the socket is writable. While a long response
+is sent, control returns to the event loop after each `TURN_BYTES_MAX`.
 """
 
 import enum
@@ -38,8 +38,8 @@ JOIN_BYTES_MAX = 16 * 1024
 """Pieces of at most this total size are joined, since one send() of a copy is cheaper than sendmsg()."""
 
 READ_BYTES_MAX = 64 * 1024
-"""If there are file regions among pieces of at most this total size, the regions are read and all pieces are joined.
-sendfile() is faster only for more than about 100 KB."""
+"""If some pieces are file regions, and all pieces together have at most this size, the regions are read and all pieces
+are joined. sendfile() is faster only for more than about 100 KB."""
 
 GATHER_MAX = 64
 """Upper bound on the buffers in one sendmsg(). The kernel accepts up to IOV_MAX = 1,024."""
@@ -221,7 +221,7 @@ class SocketStream:
             self.backlog_bytes += size
         if not had_backlog:
             self._flush()
-        # The caller may reuse its buffers after this call, so copy the buffers that wait.
+        # The caller may reuse its buffers after this call, so copy the buffers that remain in the backlog.
         for index in range(max(len(backlog) - len(pieces), 0), len(backlog)):
             item = backlog[index]
             if isinstance(item, bytearray) or (isinstance(item, memoryview) and not isinstance(item.obj, bytes)):
@@ -274,8 +274,8 @@ class SocketStream:
             self._close(error)
 
     def _send_buffers(self) -> tuple[int, int]:
-        """In one call, send the buffers before the next file region, but at most GATHER_MAX. Returns the number of
-        bytes that were offered to the socket, and the number that it accepted.
+        """Send the buffers before the next file region, at most GATHER_MAX of them, in one system call. Returns the
+        number of bytes that were offered to the socket, and the number of bytes that the socket accepted.
         """
         buffers: list[bytes | bytearray | memoryview] = []
         total = flags = 0

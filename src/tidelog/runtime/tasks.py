@@ -100,8 +100,8 @@ class LoopTasks:
             self._has_disabled_collector = False
             if not gc.get_freeze_count():
                 # Move all young objects to the oldest generation without traversing them. Otherwise the next collection
-                # would traverse all objects that were created while the collector was disabled and are still alive.
-                # This takes half a second.
+                # would need half a second to traverse all objects that were created while the collector was disabled
+                # and are still alive.
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
@@ -149,8 +149,9 @@ def report_failure(task: "asyncio.Task[Any]") -> None:
 class _Workers:
     """Threads that serve one queue of calls. The first thread starts with the first call.
 
-    A call takes 20 us, compared with 35 us in `concurrent.futures`. This matters since group commit makes one call per
-    fsync. The threads are daemon threads, so that an application that forgets `close()` can still exit.
+    The overhead of a call is 20 us, compared with 35 us in `concurrent.futures`. This difference matters, since group
+    commit makes one call per fsync. The threads are daemon threads, so that an application that forgets `close()` can
+    still exit.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str, threads_max: int) -> None:

@@ -35,13 +35,13 @@ class ControllerNetwork:
         return SimControllerChannel(self, host, runtime)
 
     def send(self, host: str, node_id: int, request: ControllerRequest, answer: "asyncio.Future[Answer[Any]]") -> None:
-        """Send the request from `host` to the broker. If the link in one direction is blocked for longer than
+        """Send the request from `host` to the broker. If the link is blocked in either direction for longer than
         CALL_TIMEOUT_S, this call never sets `answer`.
         """
         target, runtime, find_executor = self._executors[node_id]
 
         def arrive() -> None:
-            # If another process runs there now, the connection to the former process is refused.
+            # If the process that called `add` has ended, the connection is refused, even if a new process runs now.
             executor = find_executor() if target.running and target.runtime is runtime else None
             if executor is None:
                 self._deliver(target.name, host, lambda: _fail(answer, ControllerUnreachable("connection refused")))

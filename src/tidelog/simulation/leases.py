@@ -44,7 +44,7 @@ class Leases:
         """End all leases of `holder`, and the lease called `name`, as a store does after the end of the holder's
         session. Returns the names of the leases.
 
-        A lease also belongs to `holder` if its holder is `holder`, a slash and the name of a process.
+        A lease whose holder is called HOLDER/PROCESS also belongs to HOLDER.
         """
         ended = [
             lease

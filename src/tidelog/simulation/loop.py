@@ -106,8 +106,8 @@ class SimLoop(base_events.BaseEventLoop):
     ) -> Callback:
         when = self._now
         if delay > 0:
-            # The sum can equal the present time if the delay is very short. The time must advance nevertheless: a host
-            # with a fast or slow clock may set such a timer again and again, until its own clock has advanced.
+            # With a very short delay, `when + delay` can equal `when`. The time must advance nevertheless: a host with
+            # a fast or slow clock may set such a timer again and again, until its own clock has advanced.
             when = max(when + delay, nextafter(when, inf))
         return self.call_at(when, callback, *args, context=context)
 
@@ -132,7 +132,7 @@ class SimLoop(base_events.BaseEventLoop):
         self.call_system_at(self._now + delay_s, callback, *args)
 
     def pause_process(self, host: str) -> None:
-        """Run no callback of the process on `host` until `continue_process`. Timers that become due are delayed."""
+        """Run no callback of the process on `host` until `continue_process`. Callbacks that become due are delayed."""
         self._delayed_callbacks.setdefault(host, [])
 
     def continue_process(self, host: str) -> None:

@@ -2,8 +2,8 @@
 
 Within the rules of POSIX, this file system is deliberately less reliable than any real one. Bytes are durable after the
 file's sync, and names are durable after the sync of their directory. Of the changes after the last sync, any part may
-survive a power cut: a change may survive although an earlier one is lost. Only the changes of the name of a single file
-keep their order.
+survive a power cut: a change may survive although an earlier one is lost. Only changes of the same file's name keep
+their order.
 """
 
 import errno
@@ -70,7 +70,7 @@ class Inode:
                     _overlay(content, piece, at)
             sizes.append(size)
         if self.unsynced and rng.random() < odds.wrong_size:
-            # The size becomes durable independently of the bytes: the file may be too short or filled with zeros.
+            # The size becomes durable independently of the bytes: the file may be too short, or end with zeros.
             _resize(content, rng.choice(sizes))
         return Inode(bytearray(content), content, modified_ms=self.modified_ms)
 
@@ -143,7 +143,7 @@ class Medium:
         self.locked: dict[str, object] = {}
         """The holder of each lock, by path."""
         self.power_cut_effects: Counter[str] = Counter()
-        """The effects of the power cut that left this medium; see `PowerCutOdds.effects`."""
+        """The effects of the power cut that produced this medium; see `PowerCutOdds.effects`."""
 
     def node(self, path: str) -> Node:
         node: Node = self.root
@@ -194,8 +194,9 @@ class Medium:
         self._change(NameChange(node, self._parent_and_name(path), None))
 
     def sync_names(self, directory: Directory) -> None:
-        """Make all changes of names in this directory durable. If a file or directory is affected by such a change, its
-        earlier changes of name in other directories also become durable.
+        """Make all changes of names in this directory durable. If one of these changes concerns the name of a file,
+        earlier changes of the same file's name in other directories also become durable. The name of a
+        subdirectory is treated like the name of a file.
         """
         nodes: list[Node] = []
         remaining: list[NameChange] = []

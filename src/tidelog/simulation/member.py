@@ -30,7 +30,7 @@ from tidelog.wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestA
 
 COMMIT_BY_NAME = 9
 OFFSETS_BY_NAME = 9
-"""The last versions that contain topic names; later versions contain topic ids only."""
+"""The last versions of OffsetCommit and OffsetFetch with topic names; later versions contain topic ids only."""
 
 PROTOCOL = "round-robin"
 SUBSCRIPTION_VERSION = 1

@@ -73,7 +73,7 @@ class SimListener:
 
 
 class SimNetwork:
-    """The network between all hosts. It schedules all network events of the loop."""
+    """The network between all hosts, with the conditions and the faults of its links."""
 
     def __init__(self, loop: SimLoop, rng: random.Random, trace: Trace, conditions: Conditions | None = None) -> None:
         self.loop = loop
@@ -82,15 +82,15 @@ class SimNetwork:
         self.conditions = conditions or Conditions()
         self._addresses: dict[str, str] = {}
         self._hosts: dict[str, HostNetwork | None] = {}
-        """For each host, the network of its last process; None while the host has no power."""
+        """For each host, the `HostNetwork` of its newest process; None while the host has no power."""
         self._link_conditions: dict[tuple[str, str], Conditions] = {}
         """Conditions of single links, by source and target. All other links have the common `conditions`."""
         self._blocked_links: Counter[tuple[str, str]] = Counter()
         """Number of faults that block each link."""
         self._stuck_streams: dict[SimStream, None] = {}
         self._stuck_messages: list[tuple[str, str, float, Callable[[], object]]] = []
-        """Messages of `send` on blocked links: source, target, the time at which the message is lost, and the function
-        to call when it arrives."""
+        """Messages of `send` on blocked links: source, target, the time at which the message is lost if the link is
+        still blocked, and the function to call when the message arrives."""
 
     def add_host(self, name: str, address: str) -> None:
         """Add a host that is switched off."""
@@ -115,7 +115,9 @@ class SimNetwork:
             self._hosts[host] = None
 
     def partition(self, one: str, other: str) -> None:
-        """Block all traffic between two hosts, in both directions, until `heal` or `unblock`."""
+        """Block all traffic between two hosts, in both directions. Each direction is blocked until `heal`, or until
+        `unblock` is called for it.
+        """
         self._blocked_links.update([(one, other), (other, one)])
         self.trace.note(one, "net.partition", other)
 
@@ -124,8 +126,8 @@ class SimNetwork:
         self.trace.note(source, "net.partition_one_way", target)
 
     def unblock(self, source: str, target: str) -> None:
-        """End one fault that blocks the link from `source` to `target`. If it was the last such fault, stuck data is
-        delivered.
+        """End one fault that blocks the link from `source` to `target`. If no other fault blocks the link, its stuck
+        data is delivered.
         """
         if self._blocked_links[source, target] > 0:  # `heal` may have ended the fault already
             self._blocked_links[source, target] -= 1
@@ -201,8 +203,8 @@ class SimNetwork:
         return self._hosts[host] is not None
 
     def latency_s(self, link: tuple[str, str]) -> float:
-        """Return a random latency of one segment on `link`, from a source to a target, including its
-        retransmissions.
+        """Return a random latency of one segment, including the segment's retransmissions. `link` is the source and
+        the target.
         """
         conditions = self._link_conditions.get(link, self.conditions) if self._link_conditions else self.conditions
         random_number = self.rng.random

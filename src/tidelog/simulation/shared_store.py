@@ -53,7 +53,7 @@ class SharedStore:
         self.delay_s = (0.0, 0.0)
         """Shortest and longest time, in seconds, that the server takes for a call."""
         self.on_append: Callable[[int, bytes, Lease], None] | None = None
-        """Called for each entry that was appended, with its position and the lease of its writer."""
+        """Called after each append, with the position and the bytes of the entry, and the lease of its writer."""
         self._rng = world.rng("store")
         self._arrivals: dict[int, list[Callable[[], None]]] = {}
         """For each position without an entry: the functions to call when an entry is appended there."""

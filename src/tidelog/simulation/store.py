@@ -101,7 +101,7 @@ class SimStore:
     async def close(self) -> None:
         await self._tasks.run_blocking(self._close, lane=LANE)
 
-    # `_run` calls the functions below as blocking calls. A real store calls such functions on its own thread.
+    # `_run` passes the blocking functions below to `run_blocking`, as a real store does to run them on its own thread.
 
     async def _run(self, function: Callable[..., T], *args: object) -> T:
         return await self._tasks.run_blocking(self._call, function, args, lane=LANE)

@@ -24,7 +24,7 @@ LINGER_S = 1.0
 PROBE_S = 1.0
 """Time between two probes of a host without power, in seconds."""
 PROBES_MAX = 120
-"""Number of probes of a host without power after which a connection times out."""
+"""If a host has no power, a connection to it times out after this number of probes."""
 
 _BacklogItem: TypeAlias = bytes | tuple[File, int, int]
 
@@ -411,7 +411,7 @@ class SimStream:
             elif self._state is State.LINGERING:
                 self._close(None)
             else:
-                self._input_ended = True  # the backlog is still sent
+                self._input_ended = True  # do not close yet: the backlog must be sent
 
     def _acknowledge(self, count: int) -> None:
         self._other._acknowledged_later(count)

@@ -83,11 +83,11 @@ class SimTasks:
         """Do nothing: the garbage collector belongs to the whole simulation and takes no virtual time."""
 
     def run_blocking(self, function: Callable[..., T], *args: object, lane: str = "") -> "asyncio.Future[T]":
-        """Run the function, and complete the returned future after a virtual delay. The function runs at the end of the
-        delay if its lane is busy, otherwise at random at the beginning or at the end.
+        """Run the function, and complete the returned future after a virtual delay. If its lane is busy, the
+        function runs at the end of the delay. Otherwise it runs at random at the beginning or at the end.
 
-        So a sync covers all bytes that were written before the call, and only sometimes the bytes that are written
-        during the call.
+        So a sync covers all bytes that were written before this call, and only sometimes the bytes that are written
+        during the delay.
         """
         self._check_alive()
         future: asyncio.Future[T] = self._loop.create_future()
@@ -109,9 +109,9 @@ class SimTasks:
     def run_in_child(
         self, work: ChildWork, disk: Disk, request: bytes, report: Callable[[bytes], None]
     ) -> "asyncio.Future[None]":
-        """Run the work like `run_blocking`, with a virtual delay. The clock of the work does not advance.
+        """Run `work` with a virtual delay, as `run_blocking` does. The clock that `work` gets does not advance.
 
-        The results are reported to the loop one by one, before the future is done.
+        `report` is called on the loop with each result, before the future is done.
         """
 
         async def run_and_report() -> None:

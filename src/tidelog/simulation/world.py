@@ -5,7 +5,7 @@ run.
         host = world.host("a")
         world.run(scenario(host.runtime), virtual_s=600)
 
-If the block raises an exception, a note with the seed and the end of the trace is added to it.
+If the block raises an exception, a note with the seed and the end of the trace is added to the exception.
 """
 
 import asyncio
@@ -36,7 +36,9 @@ class EscapedError(RuntimeError):
 
 
 class SimClock:
-    """The clock of one host. A test can set its wall clock wrong, and can make it run too fast or too slowly."""
+    """The wall clock and the monotonic clock of one host. A test can set the wall clock wrong, and can make both clocks
+    run too fast or too slowly.
+    """
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop
@@ -45,9 +47,9 @@ class SimClock:
         self.rate = 1.0
         """Seconds by which both clocks advance in one virtual second."""
         self._counted_s = 0.0
-        """Monotonic time, in seconds, when the rate was set."""
+        """Monotonic time, in seconds, when the rate was last set, plus the seconds of later calls of `sleep`."""
         self._rate_since_s = 0.0
-        """Virtual time, in seconds, when the rate was set."""
+        """Virtual time, in seconds, when the rate was last set."""
 
     def set_rate(self, rate: float) -> None:
         """From now on, let the wall clock and the monotonic clock advance by `rate` seconds in one virtual second. New
@@ -56,7 +58,7 @@ class SimClock:
         self._counted_s, self._rate_since_s, self.rate = self.monotonic(), self._loop.time(), rate
 
     def sleep(self, seconds: float) -> None:
-        """Advance both clocks at once, as if the machine had slept. The timers of the host do not notice it."""
+        """Advance both clocks immediately, as if the machine had slept. The timers of the host are not affected."""
         self._counted_s += seconds
 
     def now_ms(self) -> int:
@@ -96,7 +98,7 @@ class SimHost:
         return self._runtime or self.start()
 
     def start(self) -> Runtime:
-        """Start a new process. If the power is off, switch it on first."""
+        """Switch the power on if it is off, and start a new process."""
         assert self._runtime is None, f"{self.name} is running"
         world = self._world
         self.starts += 1
@@ -111,7 +113,7 @@ class SimHost:
         return self._runtime
 
     def insert(self, disk: SimDisk) -> None:
-        """Replace the disk of a host without a process, for example by the result of `SimDisk.power_cut`."""
+        """Replace the disk, for example by the result of `SimDisk.power_cut`. The host must not have a process."""
         assert self._runtime is None, f"{self.name} is running"
         world = self._world
         rng = world.rng(f"{self.name}/inserted disk/{self.starts}")
@@ -229,13 +231,13 @@ class World:
 @contextmanager
 def simulated(seed: int) -> Iterator[World]:
     """Provide a world and close it at the end. If the block raises an exception, a note with the seed and the end of
-    the trace is added to it.
+    the trace is added to the exception.
     """
     world = World(seed)
     try:
         yield world
     except BaseException as error:
-        error.add_note(f"simulation seed={seed}; the trace ends:\n{world.trace.tail(TRACE_TAIL_LINES)}")
+        error.add_note(f"simulation seed={seed}; end of the trace:\n{world.trace.tail(TRACE_TAIL_LINES)}")
         raise
     finally:
         world.close()

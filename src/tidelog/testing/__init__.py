@@ -13,7 +13,7 @@ __all__ = ["Broker", "BrokerFailedError", "Cluster"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the broker when it is first used: pytest loads this package in every run, for the plugin."""
+    """Import a class only when it is first used, because every run of pytest imports this package with its plugin."""
     if name == "Cluster":
         from tidelog.testing.cluster import Cluster
 

@@ -57,8 +57,8 @@ class Broker(OwnedByProcess):
     configuration of logging or the loop policy, and any number of brokers can run at the same time. With
     `process=True` it is a child process, which always ends when this process ends, even if this process is killed.
 
-    A running broker belongs to the process that started it. A process that is forked from this process may be a
-    client, through `bootstrap`, and may start brokers of its own. In the forked process, `stop` and the end of the
+    A running broker belongs to the process that started it, its owner. A process that is forked from the owner may be
+    a client, through `bootstrap`, and may start brokers of its own. In the forked process, `stop` and the end of the
     block do not affect the owner's broker, and `start`, `restart` and `kill` raise RuntimeError.
     """
 
@@ -226,7 +226,7 @@ class Broker(OwnedByProcess):
         return f"<Broker {self.bootstrap if self.port else 'without a port yet'} of process {self._owner_pid}>"
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the state for pickle and copy. Raises TypeError if the broker is started: it cannot be copied."""
+        """Return the state for pickle and copy. Raises TypeError if the broker has an owner."""
         if self._owner_pid is not None:
             hint = f": pass its bootstrap instead, {self.bootstrap!r}" if self.port else ""
             raise TypeError(f"{self._ownership_text()} and cannot be copied{hint}")
@@ -279,7 +279,8 @@ async def run_in_thread(function: Callable[[], None]) -> None:
     """Run `function` in a new thread, and return when the thread has ended. (The loop's executor is not used, because
     its threads do not end after a call.)
 
-    Even if the caller is cancelled, `run_in_thread` waits for the thread, so that `function` does not run afterwards.
+    Even if the caller is cancelled, `run_in_thread` waits for the thread. So `function` has always ended when
+    `run_in_thread` ends.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()

@@ -42,7 +42,7 @@ class Cluster(OwnedByProcess):
     program ends without stopping the cluster. The processes always end when this process ends, even if it is killed.
 
     A started cluster belongs to the process that started it. In a process that is forked from this process, `stop`
-    and the end of the block do nothing, and all methods that change a broker raise RuntimeError.
+    and the end of the block do nothing, and all other methods that change a broker raise RuntimeError.
     """
 
     def __init__(
@@ -190,8 +190,8 @@ class Cluster(OwnedByProcess):
             raise
 
     def stop(self, number: int | None = None) -> None:
-        """Stop all brokers cleanly, one after another, and delete a temporary directory. With `number`, stop one
-        broker, which hands over its leaderships.
+        """Stop all brokers cleanly, one after another, and delete the data if its directory is temporary. With
+        `number`, stop only this broker, which hands over its leaderships.
 
         Does nothing in a process that was forked from the owner. Raises BrokerFailedError if a broker had already
         ended by itself, or did not stop cleanly. Without `number`, all brokers are stopped before the first error
@@ -252,7 +252,7 @@ class Cluster(OwnedByProcess):
         _run_all([run])  # in another thread, because this thread may be running an event loop
 
     def _forget(self) -> None:
-        """Delete a temporary directory, and forget the brokers' ports if it was deleted."""
+        """If the data directory is temporary, delete it and forget the brokers' ports."""
         self._paused.clear()
         if self._remove_temporary():
             self._brokers.clear()

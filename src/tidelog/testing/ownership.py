@@ -27,7 +27,7 @@ class OwnedByProcess(ABC):
         """The directory with the data. None if no `data` was passed and no temporary directory exists now."""
         self._temporary = data is None
         self._owner_pid: int | None = None
-        """The process that started the object; None while it does not run and no temporary directory exists."""
+        """The process that started the object; None while the object neither runs nor has a temporary directory."""
         self._child_finalizer: Finalize | None = None
 
     @property
@@ -42,18 +42,18 @@ class OwnedByProcess(ABC):
         """
 
     def _clean_up_at_exit(self, finalizer: Callable[[], None]) -> None:
-        """Make this process call `_at_exit` when it ends, or `finalizer` if it is a forked child of multiprocessing."""
+        """Call `_at_exit` at the end of this process. A forked child of multiprocessing calls `finalizer` instead."""
         atexit.register(self._at_exit)
         if "multiprocessing" in sys.modules:
             from multiprocessing import parent_process, util
 
-            # Forked children of multiprocessing do not run the functions of atexit. They run these finalizers.
+            # Forked children of multiprocessing do not run the functions of atexit. They run the finalizers of `util`.
             if parent_process() is not None:
                 self._child_finalizer = util.Finalize(None, finalizer, exitpriority=AFTER_OWN_CHILDREN)
 
     def _remove_temporary(self) -> bool:
-        """If the directory is temporary, delete it and cancel the cleanup at the end of the process. Return whether a
-        directory was deleted.
+        """If the directory is temporary, delete it, and unregister the functions that clean up when the process ends.
+        Return whether a directory was deleted.
         """
         if not self._temporary or self.data is None:
             return False

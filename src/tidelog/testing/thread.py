@@ -15,7 +15,7 @@ from tidelog.testing.failure import BrokerFailedError
 class BrokerThread:
     """A broker in a thread. The constructor starts it, and returns when the broker accepts connections.
 
-    Raises BrokerFailedError, with the broker's own error as its cause.
+    If the broker cannot start, the constructor raises BrokerFailedError, with the broker's own error as the cause.
     """
 
     def __init__(self, config: BrokerConfig) -> None:
@@ -44,8 +44,8 @@ class BrokerThread:
 
         Raises BrokerFailedError if the broker had failed, or did not stop cleanly.
         """
-        # The flag is set before the loop is checked. If the thread has not set its loop yet, it will first set the loop
-        # and then read the flag.
+        # `_stopping` is set before `_loop` is read. If the thread has not set `_loop` yet, it will set `_loop` first,
+        # and then read `_stopping`.
         self._stopping = True
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the broker has ended by itself

@@ -139,7 +139,7 @@ class BatchHeader:
     @property
     def first_timestamp_ms(self) -> int | None:
         """Timestamp of the first record, which is usually the oldest. With LogAppendTime, it is the append time.
-        None if it is negative, because then the producer set no timestamp.
+        If the timestamp is negative, the producer set no timestamp, and the result is None.
         """
         time_ms = self.max_timestamp if self.attributes & TIMESTAMP_TYPE_BIT else self.base_timestamp
         return time_ms if time_ms >= 0 else None
@@ -177,11 +177,11 @@ def check_produced(
 ) -> BatchHeader:
     """Check the header and the CRC of the batch that a client sent for one partition, and return the header.
 
-    An incomplete batch is refused. An incomplete second batch after the first one is ignored, and the caller must cut
-    the buffer at the header's `size`. A complete second batch is refused. With `framing_only`, only size and format are
-    checked. The records are never decoded. A batch with one of the attribute bits `refused_kinds` is refused; for a
-    request with a transactional id, this is only CONTROL_BIT. Raises InvalidRecord (also for magic 0 and 1, which
-    Kafka 4 refuses), CorruptMessage, or ApiError, with the error codes of Kafka 4.3.1.
+    If the first batch is incomplete, it is refused. If a complete second batch follows, both are refused. An incomplete
+    second batch is ignored, and the caller must cut the buffer at the header's `size`. With `framing_only`, only size
+    and format are checked. The records are never decoded. A batch with one of the attribute bits `refused_kinds` is
+    refused; for a request with a transactional id, the caller sets `refused_kinds` to CONTROL_BIT. Raises InvalidRecord
+    (also for magic 0 and 1, which Kafka 4 refuses), CorruptMessage, or ApiError, with the error codes of Kafka 4.3.1.
     """
     if len(buffer) > 16 and buffer[16] != MAGIC:
         _refuse_magic(buffer[16])

@@ -1,9 +1,9 @@
-"""Generate the decoder of one message in one version as straight-line Python source, compiled once.
+"""Generate the decoder of one message in one version: one Python function, whose source is compiled once.
 
 The source calls no function for single fields or structs. Neighbouring fields of fixed size, and a length that
 follows them, are read by one `struct` unpack. Nested structs are decoded in the same function, and arrays of structs
-in its loops. Slices are not checked one by one: the position only increases, so the next read, or one comparison at
-the end, detects a slice beyond the end of the buffer.
+in loops of this function. Slices are not checked one by one: the position only increases, so the next read, or one
+comparison at the end, detects a slice beyond the end of the buffer.
 """
 
 import struct
@@ -53,7 +53,7 @@ def _compile(source: "_Source") -> Any:
 
 
 def struct_named(owner: type[Struct], name: str) -> type[Struct]:
-    """Return the struct class with this name. It is in the module of `owner`, which has a field of that type."""
+    """Return the struct class with this name. `owner` is a class in the same module and has a field of this type."""
     struct_class: type[Struct] = getattr(sys.modules[owner.__module__], name)
     return struct_class
 
@@ -66,8 +66,8 @@ def is_flexible(message: type[Message], version: int) -> bool:
 
 
 def default_source(field: Field) -> str:
-    """Return an expression for the field's default value. For fields that are structs, the callers use other
-    expressions.
+    """Return an expression for the field's default value. For structs whose default is not null, the callers use
+    other expressions.
     """
     if field.is_array and field.default is not None:
         return "[]"
@@ -112,7 +112,7 @@ class _Source:
         if self.stepwise:
             head.insert(1, f"    left = {STEP_ITEMS}")
             head.insert(2, "    if not left:")
-            head.insert(3, "        yield")  # a message without arrays must be a generator too
+            head.insert(3, "        yield")  # never reached; makes every decoder a generator, even without arrays
         tail = [
             "        if p > size:",
             f"            raise Malformed('{name}: cut short')",
@@ -132,7 +132,7 @@ class _Source:
         return f"{prefix}{self.temporaries}"
 
     def step(self) -> None:
-        """Write a yield after every STEP_ITEMS iterations, at the end of a loop's body."""
+        """At the end of a loop's body, write the lines that yield after every STEP_ITEMS iterations."""
         if self.stepwise:
             self.emit("left -= 1")
             self.emit("if not left:")
@@ -160,7 +160,7 @@ class _Source:
         self.run.clear()
 
     def struct(self, struct_class: type[Struct], target: str) -> None:
-        """Read one struct into a new object named `target`. The struct's last reads may stay pending in `run`."""
+        """Write the lines that read one struct into the variable `target`. The last reads may stay pending in `run`."""
         self.names[struct_class.__name__] = struct_class
         self.emit(f"{target} = new({struct_class.__name__})")
         tagged = []
@@ -210,7 +210,7 @@ class _Source:
             self.indent += 1
             self.field(struct_class, field, f"{target}.{field.attribute}")
             self.flush()
-            self.fail(f"p != {end}", field.name, "does not fill its tagged field")
+            self.fail(f"p != {end}", field.name, "does not exactly fill its tagged field")
             self.indent -= 1
         self.emit("else:")
         self.emit(f"    p = {end}")
@@ -218,7 +218,7 @@ class _Source:
         self.indent -= 2
 
     def long_form(self, variable: str) -> None:
-        """Complete an unsigned varint whose first byte is in `variable`."""
+        """Write the lines that read the rest of an unsigned varint. Its first byte is in `variable`."""
         self.emit(f"if {variable} > 127:")
         self.emit(f"    {variable}, p = finish(view, p, {variable})")
 
@@ -254,7 +254,7 @@ class _Source:
     def length(self, field: Field, nullable: bool, compact: bool, code: str, null: str) -> str:
         """Write the lines that read a length, and return the name of the variable that holds it.
 
-        The variable holds a compact length in its encoded form, which is the real length plus one. If `nullable`,
+        If the length is compact, the variable holds its encoded form, which is the real length plus one. If `nullable`,
         the lines that follow are indented into the branch for "not null".
         """
         length = self.temporary("n")
@@ -263,8 +263,8 @@ class _Source:
         if compact:
             self.long_form(length)
             if field.type == "string" and code == "h":
-                # As in Kafka, a compact string may not be longer than the largest two-byte length. Only
-                # lengths that are encoded in several bytes are checked, because one byte cannot encode a larger length.
+                # As in Kafka, the largest two-byte length is also the limit for a compact string. Only lengths that are
+                # encoded in several bytes are checked, because a length in one byte is always below the limit.
                 self.emit(f"    if {length} > {STRING_BYTES_MAX + 1}:")
                 self.emit(
                     f"        raise Malformed('{self.message.__name__} v{self.version}: {field.name} is too long')"
@@ -293,8 +293,8 @@ class _Source:
         if compact:
             self.emit(f"{count} -= 1")
         element_bytes_min = self.bytes_min(struct_class, field)
-        # Refuse a count that the remaining bytes cannot hold, so that a few bytes cannot make the decoder allocate
-        # much memory.
+        # Refuse the array if the remaining bytes cannot hold so many elements. Otherwise, a message of a few bytes
+        # could make the decoder allocate much memory.
         self.fail(
             f"{count} * {element_bytes_min} > size - p" if element_bytes_min > 1 else f"{count} > size - p",
             field.name,
@@ -330,7 +330,7 @@ class _Source:
         self.indent -= nullable
 
     def numbers(self, code: str, target: str, count: str, size: int) -> None:
-        """Read `count` numbers, STEP_NUMBERS at a time."""
+        """Write the lines that read an array of `count` numbers, at most STEP_NUMBERS with one unpack."""
         self.emit(f"{target} = []")
         self.emit(f"while {count} > {STEP_NUMBERS}:")
         self.emit(f"    {target} += unpack_from('>{STEP_NUMBERS}{code}', view, p)")
@@ -342,7 +342,7 @@ class _Source:
         self.emit(f"    p += {count} * {size}")
 
     def bytes_min(self, struct_class: type[Struct], field: Field) -> int:
-        """Return a lower bound on the bytes of one value of the field's type; for an array, of one element."""
+        """Return a lower bound on the encoded size of `field`, in bytes. For an array, the bound is for one element."""
         if field.type in FIXED_BYTES:
             return FIXED_BYTES[field.type]
         if not field.is_struct:

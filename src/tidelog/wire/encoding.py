@@ -1,4 +1,4 @@
-"""Generate the encoders of one message in one version as straight-line Python source, compiled once.
+"""Generate the encoders of one message in one version as Python source, which is compiled once.
 
 Neighbouring fields of fixed size, and a length that follows them, are written by one `struct` pack. All parts are
 joined once at the end. A message with record data is encoded into pieces, so that record data is not copied. Only
@@ -94,8 +94,8 @@ class _Source:
         self.flush_run()
         head = ["def encode(m0):", "    try:"]
         if self.stepwise:
-            # The condition is never true, but the `yield` makes the encoder of a message without arrays a generator,
-            # too.
+            # This condition is never true. But because of the `yield`, the encoder is a generator even if the message
+            # has no arrays.
             head += [f"        left = {STEP_ITEMS}", "        if not left:", "            yield"]
         if self.in_pieces:
             self.write_parts()
@@ -314,8 +314,8 @@ class _Source:
         self.indent -= 1
 
     def step(self) -> None:
-        """At the end of a loop's body, write a yield after every STEP_ITEMS iterations. Before the yield, the list of
-        parts is joined to one piece if it has more than PIECE_PARTS parts.
+        """Write the end of a loop's body, which yields after every STEP_ITEMS iterations. If there are more than
+        PIECE_PARTS parts before the yield, the loop first joins them to one piece.
         """
         self.emit("left -= 1")
         self.emit("if not left:")

@@ -11,10 +11,11 @@ The parts of a line, in this order:
 - `tag`: the field's tag (KIP-482);
 - `default`: the default value, if it differs from the default of the type (zero, false, "", an empty array, null for
   `records`);
-- `ignorable`: a value is dropped silently in versions without the field;
-- `rigid`: flexible versions use the old encoding of the field.
+- `ignorable`: if a version does not have the field, the encoder drops the field's value silently;
+- `rigid`: the field has no compact length, even in flexible versions.
 
-The generated classes contain these lines (`Struct.FIELDS`). Codecs are built from the lines when they are first used.
+The generated classes contain these lines (`Struct.FIELDS`). A codec is built from the lines when the codec is first
+used.
 """
 
 import re
@@ -117,7 +118,7 @@ def snake_case(name: str) -> str:
 
 
 def field_from_line(line: str) -> Field:
-    """Parse the line of one field. Raises ValueError if it is malformed."""
+    """Parse the line of one field. Raises ValueError if the line is malformed."""
     name, type_name, versions, *words = line.split()
     is_array = type_name.startswith("[]")
     type_name = type_name.removeprefix("[]")
@@ -144,8 +145,8 @@ def fields_from_lines(lines: str) -> list[Field]:
 
 
 def _default(type_name: str, is_array: bool, text: str | None) -> Default:
-    """Return the default as a Python value; None means null. Raises ValueError if the type is a number and the text
-    is not.
+    """Return the default as a Python value; None means null. Raises ValueError if the type is numeric and
+    the text is not a number.
 
     For an array or struct, the result is None or "". Here, "" only means that the default is not null.
     """

@@ -50,7 +50,7 @@ def encode_request_header(api_key: int, api_version: int, correlation_id: int, c
 
 def decode_response_header(buffer: Buffer, position: int, api_key: int, api_version: int) -> tuple[int, int]:
     """Decode the header of a response to this API and version. Return the correlation id and the position of the
-    response.
+    message that follows the header.
 
     Raises MalformedMessage.
     """

@@ -146,7 +146,7 @@ class Message(Struct):
     @classmethod
     def stepwise_encoder(cls, version: int) -> StepwiseEncoder:
         """Return a generator function that encodes one version like `pieces_encoder`, but yields between short
-        steps. Its result may have more pieces.
+        steps. The result may have more pieces than with `pieces_encoder`.
         """
         from tidelog.wire.encoding import build_stepwise_encoder
 

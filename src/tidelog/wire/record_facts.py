@@ -1,8 +1,8 @@
 """Read the few facts that a broker needs about each record, one record after another, without building objects.
 
 A few KB of compressed data may decompress to millions of records. Therefore the broker validates and searches
-clients' records only in this way, and within a limit of decompressed bytes. `record_facts` makes every check of a
-record that `records.decode_records` makes.
+clients' records only in this way, and within a limit of decompressed bytes. `record_facts` checks each record at least
+as strictly as `records.decode_records`.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ class CutShort(MalformedMessage):
 
 
 class FieldCutShort(MalformedMessage):
-    """A field extends beyond the end of the data, although its record's stated length does not."""
+    """According to its length, the record ends within the data, but one of its fields extends beyond the data."""
 
 
 VARINT_BYTES_MAX, VARLONG_BYTES_MAX = 5, 10
@@ -81,8 +81,8 @@ def check_records(data: Buffer, header: BatchHeader) -> None:
     """Check that `data` consists of exactly as many well-formed records as the header states.
 
     The fields of a record must fill exactly the length that the record states. The values of the fields are not
-    checked. Raises WrongRecordCount, BytesAfterRecords, CutShort for a record that extends beyond `data`,
-    FieldCutShort, and MalformedMessage for any other damage.
+    checked. Raises MalformedMessage or one of its subclasses: WrongRecordCount, BytesAfterRecords, UnreadableLength,
+    CutShort (also if a record extends beyond `data`) or FieldCutShort.
     """
     if not isinstance(data, bytes):
         data = bytes(data)  # single bytes are read fastest from `bytes`
@@ -93,7 +93,8 @@ def check_records(data: Buffer, header: BatchHeader) -> None:
             if position == size:
                 raise WrongRecordCount(f"record batch: {number} records, but the header states {header.count}")
             end = 0
-            # Lengths of one and two bytes are decoded here, because a call costs as much as the rest of the record.
+            # Length fields of one or two bytes are decoded here, because a call would take as long as the other checks
+            # of the record.
             byte = data[position]
             if byte < 0x80:
                 length = byte >> 1 ^ -(byte & 1)

@@ -1,8 +1,8 @@
 """Decode and encode record batches (magic 2) with their records. Source: KIP-98.
 
 The broker usually forwards batches unchanged and reads only their headers (`batches.py`). This module is for code that
-needs the records: internal topics, `tidelog log` and clients decode them. Validation and searches for a timestamp use
-this module only to decompress the records, and read them with `record_facts.py`.
+needs the records: the readers of internal topics, `tidelog log` and clients. Validation and searches for a timestamp
+use this module only to decompress the records. They read the decompressed records with `record_facts.py`.
 """
 
 from collections.abc import Iterator, Sequence

@@ -251,8 +251,8 @@ def test_a_hanging_transaction_is_found_and_aborted(stage: Stage) -> None:
     )
     ended_later = stage("transaction", "find-hanging", "--topic", "orders:0", "--max-transaction-timeout", "1ms").errors
     assert ended_later == (
-        "No transaction hangs. Coordinators will end 1 older open transaction. tidelog transaction list --state ongoing"
-        " shows open transactions.\n"
+        "No transaction hangs. Coordinators will end 1 open transaction without a write in the last 1ms."
+        " tidelog transaction list --state ongoing shows open transactions.\n"
     )
     assert stage("transaction", "find-hanging", "--topic", "payments").errors == "No transaction hangs.\n"
 
@@ -260,7 +260,8 @@ def test_a_hanging_transaction_is_found_and_aborted(stage: Stage) -> None:
     refused = stage(*abort.split()[1:], code=2)
     assert "the abort cannot be confirmed, because stdin is not a terminal: add --yes to abort" in refused.errors
     aborted = stage(*abort.split()[1:], "--yes")
-    assert aborted.text == f"Aborted the transaction of producer {stage.id_of('lost')} from offset 0 on in orders-1.\n"
+    lost_id = stage.id_of("lost")
+    assert aborted.text == f"Aborted the transaction in orders-1 that producer {lost_id} began at offset 0.\n"
     assert "No coordinator knows it.\nAn abort marker will be written to this partition only" in aborted.errors
     assert stage(*find, "--json").json() == []
     again = stage(*abort.split()[1:], "--yes", code=1).errors
@@ -328,8 +329,8 @@ def test_a_transaction_that_its_coordinator_has_is_not_torn(stage: Stage) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "a transactional id is missing, or --topic, --partition and --start-offset"),
-        (["--topic", "orders", "--partition", "0"], "a transactional id is missing"),
+        ([], "a transactional id, or --topic, --partition and --start-offset together, must be given"),
+        (["--topic", "orders", "--partition", "0"], "--start-offset together, must be given"),
         (["open", "--topic", "orders"], "cannot be used together"),
         (["open", "--force"], "--force is used only with --topic"),
     ],
@@ -460,7 +461,7 @@ def test_it_is_not_decided_whether_a_transaction_hangs_if_its_coordinator_may_no
         assert "Note: near-1: no answer from the cluster" in ran.errors
         assert "near-1" in tidelog("transaction", "find-hanging", "--topic", "near:1", *where, code=1).errors
         place = ("transaction", "abort", "--topic", "near", "--partition", "0", "--start-offset", "7", "--yes")
-        assert "it is not known whether the transaction hangs; --force" in tidelog(*place, *where, code=1).errors
+        assert "it is not known whether the transaction hangs (--force" in tidelog(*place, *where, code=1).errors
 
 
 def test_a_transaction_that_ended_meanwhile_does_not_hang() -> None:

@@ -76,7 +76,7 @@ def test_help_and_list_do_not_import_pyspark(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["reset", "sales"], 1, "pipeline sales has no state in .* --state names another directory"),
+        (["reset", "sales"], 1, "pipeline sales has no state in .* choose another directory with --state"),
         (["replay", "sales", "--from", "sometime"], 2, "--from: 'sometime' is not a time.*earliest, latest"),
         (["run", "missing.py"], 1, "there is no file missing.py"),
         (["pack", "x.zip"], 2, "the name of the archive must end with .tar.gz"),

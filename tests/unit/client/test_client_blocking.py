@@ -330,7 +330,7 @@ def test_a_call_that_waits_for_brokers_says_so_once(monkeypatch: pytest.MonkeyPa
         for _ in range(2):
             with pytest.raises(GaveUp):
                 client.topics(["t"])
-    assert told == [f"broker {address} cannot be reached: Connection refused; trying for 0.3 s"]
+    assert told == [f"broker {address} cannot be reached: Connection refused; still trying, for at most 0.3 s in total"]
 
 
 def test_a_call_that_waits_for_something_else_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,7 +340,7 @@ def test_a_call_that_waits_for_something_else_says_nothing(monkeypatch: pytest.M
     client.pause(Pause(1, NotLeaderOrFollower()), time.monotonic() + 1, 1000)
     assert not told
     client.pause(Pause(1, NoBrokerReachable("nobody")), time.monotonic() + 1, 1000)
-    assert told == ["nobody; trying for 1 s"]
+    assert told == ["nobody; still trying, for at most 1 s in total"]
 
 
 def test_the_next_seed_is_tried(broker: FakeBroker) -> None:

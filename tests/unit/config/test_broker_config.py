@@ -149,13 +149,13 @@ def test_attributes_have_the_tables_types() -> None:
             {},
             {"advertised.listeners": "PLAINTEXT://0.0.0.0:9092"},
             "Invalid value PLAINTEXT://0.0.0.0:9092 for configuration advertised.listeners: clients cannot connect to "
-            "a wildcard; name a host they can reach",
+            "a wildcard: set a host that they can reach",
         ),
         (
             "listener.security.protocol.map=A:PLAINTEXT,PLAINTEXT:PLAINTEXT\nadvertised.listeners=A://h:1",
             {},
             {},
-            "Invalid value A://h:1 for configuration advertised.listeners: listeners has no listener of the name A",
+            "Invalid value A://h:1 for configuration advertised.listeners: the setting listeners has no listener A",
         ),
         (
             None,

@@ -142,7 +142,7 @@ def test_a_log_that_was_cut_between_two_batches(path: str) -> None:
     [found] = findings(on, path)
     assert (found.path, found.position, found.severity) == (on.path(8), 8 * BATCH_BYTES, DAMAGE)
     assert (
-        "ends at offset 16, recovery-point-offset-checkpoint says that every offset below 20 was on the disk"
+        "ends at offset 16, but recovery-point-offset-checkpoint says that every offset below 20 was on the disk"
         in found.reason
     )
     with_checkpoints(on, 16, 0)
@@ -174,7 +174,7 @@ def test_a_first_segment_that_is_missing(store: bool, severity: str) -> None:
     with_checkpoints(on, 20, 3)
     [found] = findings(on)
     assert (found.path, found.position, found.severity) == (on.path(8), 0, severity)
-    assert "begins at offset 8, log-start-offset-checkpoint says 3" in found.reason
+    assert "begins at offset 8, but log-start-offset-checkpoint says 3" in found.reason
 
 
 @pytest.mark.parametrize(

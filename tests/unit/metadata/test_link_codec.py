@@ -156,7 +156,7 @@ def test_what_a_newer_broker_has_added_is_refused() -> None:
     data = encoded(TYPE)
     with pytest.raises(UnknownValue, match="the controller does not know the request 'ExplodeTopic'"):
         decoded(data.replace(b"CreateTopics", b"ExplodeTopic"))
-    with pytest.raises(UnknownValue, match="version 2 of the format of these messages is unknown here"):
+    with pytest.raises(UnknownValue, match="format version 2, which the receiving broker does not know"):
         decoded(data[:4] + b"\2" + data[5:])
 
 

@@ -41,7 +41,7 @@ def any_number(*records: Any) -> Any:
     [
         (one, {"source": [topic("a"), topic("b")]}, r"there are 2 sources, but 1 parameters \(records\)"),
         (two, {"source": topic("a")}, r"there are 1 sources, but 2 parameters \(left, right\)"),
-        (two, {"source": {"left": topic("a"), "rihgt": topic("b")}}, "named left, rihgt, but the parameters left, rig"),
+        (two, {"source": {"left": topic("a"), "rihgt": topic("b")}}, "but the parameters have the names left, rig"),
         (any_number, {"source": topic("a")}, r"parameter \*records: Any is not allowed"),
         (one, {"source": "a"}, "the source of parameter records is 'a', which cannot be read; use for example topic"),
         (one, {"sink": "b"}, "sink one is 'b', which cannot be written"),

@@ -272,7 +272,7 @@ class TestReplacedFiles:
         log.write_text("2a\n2b\n2c\n")
         with pytest.raises(PipelineError, match="was removed, truncated, replaced or renamed"):
             stream.partitions({}, end)
-        with pytest.raises(PipelineError, match="they were replaced by others after it was planned"):
+        with pytest.raises(PipelineError, match="were replaced by other lines after the micro-batch was planned"):
             next(stream.read(planned))
 
     def test_offsets_without_hashes_are_continued(self, tmp_path: Path) -> None:

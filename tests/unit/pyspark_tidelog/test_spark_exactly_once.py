@@ -372,13 +372,13 @@ def test_the_decision_has_the_shorter_timeout(
         (
             "end_transactions",
             1,
-            "the 2 transactions of batch 0 of query {query}, which is decided, cannot be committed",
+            "batch 0 of query {query} is decided, but its 2 transactions cannot be committed",
         ),
         ("end_transactions", 2, "no broker confirms the decision about batch 1 in group '{group}'"),
         (
             "end_transactions",
             3,
-            "the 2 transactions of batch 1 of query {query}, which is decided, cannot be committed",
+            "batch 1 of query {query} is decided, but its 2 transactions cannot be committed",
         ),
     ],
 )
@@ -610,7 +610,7 @@ def test_transactions_time_out_after_the_decision(query: Query, lost_tasks: list
         with pytest.raises(WriteError, match="by 3 tasks, and now it has 4"):
             query.write(0, [*ONE, []])
         written = 2 - lost_tasks[0]
-        with pytest.raises(WriteError, match=f"task {written} of .* has 0 rows now, but {len(ONE[written])}"):
+        with pytest.raises(WriteError, match=f"task {written} of .* has 0 rows now, but had {len(ONE[written])}"):
             query.run_task(0, written, [])
     query.new_worker()
     query.write(0, ONE)

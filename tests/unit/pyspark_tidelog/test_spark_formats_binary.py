@@ -366,7 +366,7 @@ def test_protobuf_descriptors_are_read_from_a_file(tmp_path: Path) -> None:
     nested: Any = protobuf("shop.Sale.Line", tmp_path / "sale.desc", header=True)
     # The path to the message: two indexes, 0 and 0, as zigzag varints.
     assert results(nested, [b"\x00\x00\x00\x00\x09\x04\x00\x00\x0a\x01t"]) == [{"text": "t"}]
-    other = "the header names another message of the file than shop.Sale"
+    other = "the header names another message than shop.Sale"
     no_header = "the value does not begin with the header of a schema registry"
     not_complete = "the header of the value is not complete"
     bad = [b"\x00\x00\x00\x00\x09\x02\x02" + value, b"\x07" + value, b"\x00\x00\x00\x00\x09\x80"]
@@ -386,7 +386,7 @@ def test_protobuf_options_are_checked(tmp_path: Path) -> None:
     without_import = descriptor_pb2.FileDescriptorSet(file=complete.file[:1]).SerializeToString()
     for make, message in [
         (lambda: protobuf("shop.Sale"), "the argument descriptors is missing: pass a file descriptor set"),
-        (lambda: protobuf(3), "is not a generated class"),
+        (lambda: protobuf(3), "is neither a generated class nor the name"),
         (lambda: protobuf("a.B", tmp_path / "none"), "cannot be read"),
         (lambda: protobuf("a.B", tmp_path / "empty"), "is not a file descriptor set"),
         (lambda: protobuf("a.B", b"\xff"), "is not a file descriptor set"),

@@ -67,7 +67,7 @@ def test_a_schema_may_choose_columns() -> None:
     assert columns_of(struct(offset="long", value="binary"), False) == ("offset", "value")
     for schema, message in [
         (struct(vlaue="binary"), "format tidelog has no column 'vlaue'; it has key, value"),
-        (struct(value="string"), "column value of format tidelog is binary, not string"),
+        (struct(value="string"), "the type of column 'value' of format tidelog is binary, not string"),
         (struct(headers=HEADERS), "only with option includeHeaders=true"),
     ]:
         with pytest.raises(SchemaError, match=message):
@@ -115,9 +115,9 @@ def test_a_task_waits_for_records_as_long_as_the_option_says(monkeypatch: pytest
 @pytest.mark.parametrize(
     ("schema", "topic", "message"),
     [
-        (struct(key="binary"), "t", "there is no column value"),
+        (struct(key="binary"), "t", "there is no column named value"),
         (struct(value="integer"), "t", "column value must be binary or string, not int"),
-        (struct(Value="binary"), "t", "there is no column value"),
+        (struct(Value="binary"), "t", "there is no column named value"),
         (
             StructType(
                 [StructField("value", StringType()), StructField("a", StringType()), StructField("a", BinaryType())]
@@ -154,7 +154,7 @@ def test_the_timestamp_column_must_be_a_timestamp_if_it_is_written() -> None:
     check_columns(struct(value="binary", timestamp="timestamp"), "t", include_timestamp=True)
     with pytest.raises(SchemaError, match="column timestamp must be timestamp, not bigint"):
         check_columns(struct(value="binary", timestamp="long"), "t", include_timestamp=True)
-    with pytest.raises(SchemaError, match="there is no column timestamp"):
+    with pytest.raises(SchemaError, match="there is no column named timestamp"):
         check_columns(struct(value="binary"), "t", include_timestamp=True)
 
 

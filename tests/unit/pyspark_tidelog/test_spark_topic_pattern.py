@@ -98,7 +98,7 @@ def test_no_java_and_no_jar_of_py4j(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise NoJava("set JAVA_HOME")
 
     monkeypatch.setattr(topic_pattern, "java_of_spark", missing)
-    with pytest.raises(OptionError, match=r"regular expression of Java, which cannot run: set JAVA_HOME"):
+    with pytest.raises(OptionError, match=r"regular expression of Java, but Java cannot run: set JAVA_HOME"):
         TopicPattern("a").topics_among(["a"])
     monkeypatch.undo()
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))

@@ -295,7 +295,7 @@ def test_a_full_disk_is_said_once_and_so_is_its_end(caplog: pytest.LogCaptureFix
     bench.append()
     assert [record.getMessage().partition(" path")[0] for record in caplog.records] == [
         "appends refused",
-        "appends go on",
+        "appends accepted again",
     ]
 
 

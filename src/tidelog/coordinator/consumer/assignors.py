@@ -19,8 +19,8 @@ class AssigningMember(NamedTuple):
     target: Target
     """The member's previous target assignment."""
     order: str
-    """Sort key of the member. It is the group instance id, which does not change when the member restarts, or else
-    the member id."""
+    """Sort key of the member: the group instance id, or the member id if the member has no instance id. An instance id
+    does not change when the member restarts."""
 
 
 Members = Mapping[str, AssigningMember]

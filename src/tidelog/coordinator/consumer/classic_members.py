@@ -81,7 +81,9 @@ def join(context: GroupContext, group: ConsumerGroup, joining: JoinCall, now: Mo
 def _apply_join(
     step: Step, current: Member, updated: Member, predecessor: Member | None, subscription: ConsumerProtocolSubscription
 ) -> Member:
-    """Return the member after its join. The join may convert the group into a classic group."""
+    """Write the records of the join, and return the new state of the member. The join may convert the group into a
+    classic group.
+    """
     context = step.context
     group = step.group
     replaced = None if predecessor is None else predecessor.member_id
@@ -125,7 +127,9 @@ def _check_protocols(group: ConsumerGroup, protocol_type: str, protocols: Protoc
         group.classic_protocols.get(name, 0) == group.classic_count for name in protocols_to_vote_for(protocols)
     )
     if not supported:
-        raise InconsistentGroupProtocol("the member shares no protocol with the group's classic members")
+        raise InconsistentGroupProtocol(
+            "the protocol type is not consumer, or no protocol of the member is supported by all classic members"
+        )
 
 
 def _subscription(protocols: Protocols) -> ConsumerProtocolSubscription:
@@ -282,8 +286,10 @@ def _expect_join(context: GroupContext, group: ConsumerGroup, member: Member, no
 
 
 def _waits_for_other_members(group: ConsumerGroup, member: Member) -> bool:
-    """Return whether another member still has a partition of this member's target assignment. If so, the
-    heartbeat of an UNRELEASED member does not ask it to join again, even if other missing partitions have become free.
+    """Return whether another member still has a partition of the target assignment of `member`.
+
+    If so, and if `member` is UNRELEASED, the response to its heartbeat does not tell it to join again, even if other
+    missing partitions have become free.
     """
     for topic_id, partitions in group.targets.get(member.member_id, NO_TARGET).items():
         owned = member.owned.get(topic_id, {})

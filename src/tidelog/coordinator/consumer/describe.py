@@ -51,9 +51,7 @@ def _current_partitions(owned: Owned, revoking: Owned) -> Target:
 
 
 def _assignment(target: Target, image: "MetadataImage") -> Assignment:
-    """Convert an assignment to the form of the response, which also contains the topic names. Deleted topics are
-    omitted.
-    """
+    """Convert an assignment to its form in the response, and add the topic names. Deleted topics are omitted."""
     assigned = [
         TopicPartitions(topic_id, topic.name, list(partitions))
         for topic_id, partitions in target.items()

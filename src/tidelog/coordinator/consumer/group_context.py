@@ -1,4 +1,4 @@
-"""State that all requests to the consumer groups of one coordinator partition share: groups, settings, topics,
+"""The common state of all requests to the consumer groups of one coordinator partition: groups, settings, topics,
 timers.
 """
 

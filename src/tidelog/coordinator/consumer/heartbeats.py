@@ -128,7 +128,7 @@ def check_size(context: GroupContext, group: ConsumerGroup, member_id: str) -> N
 
 def check_memory(group: ConsumerGroup, current: Member, updated: Member) -> None:
     """Raise GroupMaxSizeReached if a member has changed its subscription, and the subscriptions of the whole group
-    would exceed METADATA_BYTES_MAX.
+    would exceed METADATA_BYTES_MAX. Both the old and the new subscription of the member are counted.
     """
     subscription_changed = (updated.topics, updated.pattern, updated.classic) != (
         current.topics,
@@ -185,8 +185,8 @@ def check_instance(member: Member, member_id: str) -> None:
 def check_epoch(member: Member, epoch: int, reported: ReportedPartitions | None) -> None:
     """Raise ApiError unless the epoch is the member's current epoch, its previous epoch or JOINING_EPOCH.
 
-    The previous epoch is accepted because the member may have missed the last response. In this case, the member must
-    report its partitions, and may report only partitions that it has in its current epoch.
+    The previous epoch is accepted because the member may have missed the last response. A member that sends its
+    previous epoch must report its partitions, and may report only partitions that it has in its current epoch.
     """
     if epoch == JOINING_EPOCH or epoch == member.epoch:
         return
@@ -239,8 +239,8 @@ def _with_changes(current: Member, beat: HeartbeatCall) -> Member:
 
 
 def update_pattern(step: Step, current: Member, updated: Member) -> tuple[bool, bool]:
-    """Process a change of the member's regular expression. If no other member has the old one, write its tombstone. If
-    no member had the new one before, schedule a search for its topics.
+    """Process a change of the member's regular expression. If no other member has the old expression, write a tombstone
+    for this expression. If no member had the new expression before, schedule a search for the topics that match it.
 
     Return two values. The first one is whether the expression has changed. The second one is whether it has changed and
     the topics that match the new expression are already known. Raises ApiError for an invalid expression.

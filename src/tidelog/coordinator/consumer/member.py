@@ -123,7 +123,7 @@ class Member(NamedTuple):
         )
 
     def without_assignment(self) -> "Member":
-        """Return the member after the tombstone of its current assignment."""
+        """Return the member as it is after the replay of a tombstone of its current assignment."""
         return self._replace(
             epoch=LEAVING_EPOCH,
             previous_epoch=LEAVING_EPOCH,

@@ -1,4 +1,4 @@
-"""Convert a group with members from the classic to the consumer protocol, or back (KIP-848).
+"""Convert a group between the classic protocol and the consumer protocol (KIP-848) while it has members.
 
 If `group.consumer.migration.policy` permits it, a group is upgraded when the first member of the consumer protocol
 joins, and downgraded when the last such member leaves. Between these two events, the group is a consumer group that
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def open_group(context: GroupContext, group_id: str, now: Moment, *, create: bool) -> Step:
-    """Begin the step of a request to the group. With `create`, a missing group is created, and a classic group is
+    """Return a new step for one request to the group. With `create`, a missing group is created, and a classic group is
     upgraded, or replaced if it has no members.
 
     Raises GroupIdNotFound if `create` is false and the group is not a consumer group, or if `create` is true and a
@@ -121,7 +121,7 @@ def _from_classic(classic: ClassicGroup, image: "MetadataImage") -> ConsumerGrou
         for partitions_of_topic in assignment.assigned_partitions:
             topic = image.topics.get(partitions_of_topic.topic)
             for partition in partitions_of_topic.partitions:
-                # The leader may have assigned a partition to two members. Only the first member gets the partition.
+                # The leader of the group may have assigned a partition to two members. Only the first of them gets it.
                 if topic is not None and (topic.topic_id, partition) not in assigned:
                     assigned[topic.topic_id, partition] = None
                     owned.setdefault(topic.topic_id, {})[partition] = epoch
@@ -182,7 +182,7 @@ def downgrade(step: Step, leaving: list[str], joining: Member | None, replaced: 
     begins a rebalance.
     """
     group = step.group
-    # The state of the consumer group after the records that this step has written so far.
+    # The contents of the consumer group after the replay of the records that this step has written so far.
     after = ConsumerGroup(group.group_id)
     for member in group.members.values():
         if member.member_id != replaced:

@@ -5,8 +5,9 @@ differences:
 
 - Expressions that RE2 accepts but RE2/J refuses are refused: `\C`, a group name that is used twice or is not ASCII, a
   count of more than eight digits, a repetition after a literal `{`, and scripts that are newer than RE2/J's tables.
-- RE2 limits the product of nested counts, RE2/J does not. Counts are therefore reduced until RE2 accepts them. The
-  expression still matches the same topic names, because a name has at most 249 characters.
+- RE2 limits the product of nested counts, such as 2 * 3 in `(a{2}){3}`; RE2/J does not. Therefore counts are reduced,
+  and a repetition with a count that is still too large is split into several. The expression still matches the same
+  topic names, because a name has at most 249 characters.
 - A backslash before a character that is not ASCII is dropped.
 - The script `Unknown`, which only RE2/J has, is replaced.
 """
@@ -50,7 +51,7 @@ _NEWER_SCRIPTS = frozenset(
 
 
 class InvalidPattern(ValueError):
-    """An expression that RE2/J refuses. The message says why."""
+    """An expression that RE2/J refuses, or whose translation would be too long. The message says why."""
 
 
 class _NotTranslatable(Exception):
@@ -335,8 +336,8 @@ class _Translation:
             self._last_atom = atom._replace(length_min=length_min, nullable=False)
             return
         # A name has room for at most `repetitions_max` repetitions with a non-empty match. Repetitions with an empty
-        # match change nothing. So if `maximum` is not below `repetitions_max`, it has no effect, and an atom that
-        # matches the empty text needs no minimum.
+        # match change nothing. So a `maximum` of `repetitions_max` or more has no effect. An atom that matches the
+        # empty text needs no minimum, because repetitions with an empty match can always reach the minimum.
         repetitions_max = NAME_LENGTH_MAX // atom.length_min if atom.length_min else NAME_LENGTH_MAX
         if atom.nullable:
             minimum = 0
@@ -362,8 +363,9 @@ class _Translation:
 
 
 def _split_counts(minimum: int, maximum: int | None, count_max: int) -> list[tuple[int, int | None]]:
-    """Split one repetition into several, so that no count is larger than `count_max`. Return their minimums, whose sum
-    is `minimum`, and maximums, whose sum is `maximum`. If `maximum` is None, only the last pair has no maximum.
+    """Split one repetition into several, so that no count is larger than `count_max`. Return the minimum and the
+    maximum of each. The sum of the minimums is `minimum`, and the sum of the maximums is `maximum`. If `maximum` is
+    None, only the last repetition has no maximum.
     """
     parts: list[tuple[int, int | None]] = []
     while max(minimum, maximum or 0) > count_max:

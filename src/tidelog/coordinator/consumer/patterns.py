@@ -107,8 +107,8 @@ class Resolver:
         topics."""
 
     def wake(self, group_id: str, now_ms: int) -> None:
-        """Schedule a turn at `now_ms`, if none is scheduled for the group. The turn begins the search that is needed
-        then, for example for expressions whose topics have never been searched.
+        """Schedule a turn at `now_ms`, if none is scheduled for the group. If the group then needs a search, for
+        example because one of its expressions is new, this turn begins the search.
         """
         search = self._searches.get(group_id)
         if search is None:

@@ -32,8 +32,8 @@ class MigrationPolicy(Enum):
 
 
 class ConsumerSettings:
-    """The broker's settings of consumer groups: `group.consumer.*`, and whether the protocol is enabled. A group may
-    have other values for some of them (see `value_for_group`).
+    """The broker's settings of consumer groups: `group.consumer.*`, and whether the consumer protocol is enabled. A
+    group may have other values for some of these settings (see `value_for_group`).
     """
 
     __slots__ = (

@@ -1,4 +1,6 @@
-"""The state of one consumer group as its records describe it, and counts derived from it. Only `replay` changes it."""
+"""The state of one consumer group as its records describe it, and values that are derived from this state. Only
+`replay` changes the state and these values.
+"""
 
 from collections.abc import Callable
 from enum import Enum
@@ -52,8 +54,8 @@ class MatchedTopics(NamedTuple):
 class ConsumerGroup:
     """One consumer group. The time to replay a record does not depend on the number of members.
 
-    Records with different keys can be replayed in any order. This is necessary because a load does not replay them in
-    the order in which they were written.
+    When a group is loaded, its records are not replayed in the order in which they were written. Therefore the order
+    of records with different keys must not matter.
     """
 
     __slots__ = (
@@ -101,7 +103,8 @@ class ConsumerGroup:
         self.static_ids: dict[str, str] = {}
         """Member id by group instance id."""
         self.owners: dict[bytes, dict[int, str]] = {}
-        """Id of the member that has each partition or must give it up, by topic id and partition."""
+        """For each partition, by topic id and partition index: the id of the member that has the partition or must give
+        it up."""
         self.topics: dict[str, int] = {}
         """Number of members that subscribe to each topic name."""
         self.patterns: dict[str, int] = {}
@@ -113,7 +116,7 @@ class ConsumerGroup:
         self.classic_count = 0
         """Number of members that speak the classic protocol."""
         self.subscriptions_bytes = 0
-        """Estimated memory of the members' subscriptions, in bytes."""
+        """Estimated memory of the members and their subscriptions, in bytes."""
         self._replay_by_kind: dict[int, Callable[[ConsumerRecord], None]] = {
             GROUP_METADATA: self._replay_group,
             PARTITION_METADATA: self._replay_partition_metadata,
@@ -165,7 +168,7 @@ class ConsumerGroup:
         return names
 
     def preferred_assignor(self, default: str) -> str:
-        """Return the assignor that most members prefer; `default` if no member prefers one."""
+        """Return the assignor that the largest number of members prefers; `default` if no member prefers one."""
         return max(self.assignors, key=self.assignors.__getitem__) if self.assignors else default
 
     # Records
@@ -328,7 +331,7 @@ class ConsumerGroup:
 
 
 def subscription_bytes(member: Member) -> int:
-    """Return the estimated memory of the member's subscription, in bytes."""
+    """Return the estimated memory of the member and its subscription, in bytes."""
     size = MEMBER_OVERHEAD_BYTES + len(member.pattern)
     size += sum(TOPIC_OVERHEAD_BYTES + len(topic) for topic in member.topics)
     if member.classic is not None:

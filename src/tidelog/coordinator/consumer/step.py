@@ -31,8 +31,8 @@ class Step:
         self.epoch = group.epoch
         """The group's epoch after the step."""
         self.ends_rebalance = False
-        """Whether the step upgrades a classic group during a rebalance, so that members may have no assignment yet.
-        Then the step begins a new group epoch, even if no subscription changes."""
+        """Whether the step upgrades a classic group during a rebalance. Some members of such a group may have no
+        assignment yet, so the step begins a new group epoch even if no subscription changes."""
         self._soft_changes: list[Callable[[], None]] = []
 
     def on_finish(self, change: Callable[[], None]) -> None:
@@ -97,8 +97,8 @@ class Step:
         """Return the target epoch and the member's target assignment.
 
         If the group's epoch is newer than the target epoch, and at least the assignment interval has passed since
-        the last computation, compute a new target assignment. `replaced` is the id of the static member that
-        `updated` replaces, or None.
+        the last computation, compute new target assignments for all members. `replaced` is the id of the static member
+        that `updated` replaces, or None.
         """
         group = self.group
         before = group.targets.get(replaced or updated.member_id, NO_TARGET)

@@ -19,8 +19,8 @@ def topic_ids(image: "MetadataImage", names: Iterable[str]) -> frozenset[bytes]:
 
 
 def subscribed_names(group: "ConsumerGroup", member: Member) -> Iterable[str]:
-    """Return the names of all topics that the member subscribes to. The topics that match a regular expression are
-    missing until they have been searched.
+    """Return the names of all topics that the member subscribes to. The topics that match its regular expression are
+    missing until the first search for them has ended.
     """
     resolved = group.resolved.get(member.pattern) if member.pattern else None
     if resolved is None:

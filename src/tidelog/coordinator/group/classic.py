@@ -31,8 +31,8 @@ from tidelog.wire.messages.leave_group import LeaveGroupRequest, MemberResponse
 from tidelog.wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
 MEMBER_ID_REQUIRED_SINCE = 4
-"""From this version of JoinGroup on, the answer to a new member's first request is only a member id. The member then
-joins with this id (KIP-394)."""
+"""From this version of JoinGroup on, a new member without an instance id gets only a member id as the answer to its
+first request. The member then joins with this id (KIP-394)."""
 SKIP_ASSIGNMENT_SINCE = 9
 """From this version of JoinGroup on, the response to a static leader that restarted says that the leader must not
 assign the partitions again (KIP-814)."""
@@ -74,8 +74,8 @@ class ClassicGroup(RebalancingGroup):
     def from_record(
         cls, group_id: str, value: GroupMetadataValue, settings: GroupSettings, deadlines: Deadlines, now: Moment
     ) -> "ClassicGroup":
-        """Restore a group from its last record. The group is stable, with a new session for each member, or it is
-        empty.
+        """Restore a group from its last record. If the record contains members, the group is stable, and a new session
+        begins for each member. Otherwise the group is empty.
         """
         group = cls(group_id, settings, deadlines, now)
         group.generation = value.generation
@@ -131,8 +131,8 @@ class ClassicGroup(RebalancingGroup):
             if request.group_instance_id is None:
                 self._add(member_id, joining, protocols, out, now)
             else:
-                # The broker sends a member id before the join only to clients without an instance id. Kafka gives the
-                # same answer.
+                # Only a client without an instance id is asked to join again with a new member id, so this request is
+                # not valid. Kafka refuses it with the same error.
                 refuse_join(joining.reply, NO_MEMBER_ID, ErrorCode.UNKNOWN_SERVER_ERROR, out)
         else:
             try:
@@ -289,7 +289,7 @@ class ClassicGroup(RebalancingGroup):
             return out
         self._mark_synced(member.member_id)
         if self.state is GroupState.STABLE:
-            out.reply(reply, self._sync_response(member))  # this does not renew the session, as in Kafka
+            out.reply(reply, self._sync_response(member))  # as in Kafka, this does not renew the session
             return out
         if member.sync_reply is not None:
             out.reply(member.sync_reply, SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS))

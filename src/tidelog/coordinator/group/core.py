@@ -115,7 +115,7 @@ class GroupCore:
     # Requests
 
     def consumer_heartbeat(self, beat: HeartbeatCall, now: Moment) -> Decision:
-        """Handle ConsumerGroupHeartbeat. The reply is called with a ConsumerGroupHeartbeatResponse. Raises ApiError."""
+        """Handle ConsumerGroupHeartbeat. `beat.reply` is called with the response. Raises ApiError."""
         return self.consumers.heartbeat(beat, now)
 
     def join(self, joining: JoinCall, now: Moment) -> Decision:
@@ -211,7 +211,7 @@ class GroupCore:
         consumer = self.consumers.find(commit.group_id)
         group = self.groups.get(commit.group_id)
         if commit.is_transactional and not commit.names_member:
-            # Producers that know nothing of the group's members are fenced by their transactional id (KIP-447).
+            # If a producer names no member, only its transactional id fences it (KIP-447): no member is checked here.
             if commit.group_id not in self.durable.by_id and group is None and self._is_full():
                 raise self._too_many_groups()
         elif consumer is not None:
@@ -354,7 +354,7 @@ class GroupCore:
         return list(dict.fromkeys(chain(self.durable.by_id, self.groups)))
 
     def sweep(self, group_ids: list[str], now: Moment) -> Iterator[Decision]:
-        """Yield tombstones of expired offsets, and of groups that have neither members nor offsets, in batches."""
+        """Yield batches of tombstones: of expired offsets, and of groups that then have neither members nor offsets."""
         for group_id in group_ids:
             durable, group = self.durable.by_id.get(group_id), self.groups.get(group_id)
             expired = []
@@ -443,8 +443,8 @@ class GroupCore:
             out.records.append(GroupRecord(group_id, None))
 
     def abandon(self) -> list[Reply]:
-        """Return the replies of all parked requests. The caller must answer them, because this core is no longer
-        used.
+        """Return the reply functions of all parked requests. The caller must call them with an error, because this core
+        is no longer used.
         """
         return list(chain.from_iterable(group.parked_replies() for group in self.groups.values()))
 

@@ -1,6 +1,7 @@
 """The state of each group as the records of `__consumer_offsets` describe it.
 
-Only the replay of records and of transaction markers changes the state, during a load as well as in live operation.
+Only the replay of records and of transaction markers changes the state, both while a coordinator loads its partition
+and afterwards.
 """
 
 from tidelog.coordinator.consumer.records import ConsumerRecord
@@ -18,8 +19,8 @@ class DurableGroup:
 
     def __init__(self) -> None:
         self.metadata: GroupMetadataValue | None = None
-        """The metadata of a classic group. None for a group of the consumer protocol, and for a simple consumer: a
-        group that has never had members and has only committed offsets."""
+        """The metadata of a classic group. None for a group of the consumer protocol, and for a simple consumer
+        group, which has committed offsets but has never had members."""
         self.consumer: ConsumerGroup | None = None
         """The state of a group of the consumer protocol; else None. At most one of `consumer` and `metadata` is set,
         except while the records that convert the group are being replayed."""
@@ -46,7 +47,7 @@ class DurableGroups:
     def __init__(self) -> None:
         self.by_id: dict[str, DurableGroup] = {}
         self.pending = PendingOffsets()
-        """Offsets of open transactions. A group that has only such offsets also exists."""
+        """Offsets of open transactions. A group that has only pending offsets also has an entry in `by_id`."""
         self._last_removal_offset = 0
         """Exclusive end of the last batch that removed a group; 0 if no batch did."""
 

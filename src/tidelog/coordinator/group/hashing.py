@@ -15,15 +15,15 @@ def string_hash(text: str) -> int:
 
 
 def partition_of(group_id: str, count: int) -> int:
-    """Return the number of the partition of `__consumer_offsets` that stores the group, as Kafka computes it. `count`
-    is the number of partitions.
+    """Return which partition of `__consumer_offsets` stores the group, as Kafka computes it. `count` is the number of
+    that topic's partitions.
     """
     magnitude = abs(string_hash(group_id))
     return magnitude % count if magnitude < 1 << 31 else 0  # Kafka uses 0, because Java has no int 2**31
 
 
 def hash_map_bucket(text: str) -> int:
-    """Return the number of a string's bucket in a Java hash map of the initial size: 16 buckets, for at most 12
+    """Return the index of a string's bucket in a Java hash map of the initial size: 16 buckets, for at most 12
     entries. Java iterates over the entries in the order of their buckets.
     """
     value = string_hash(text) & _MASK

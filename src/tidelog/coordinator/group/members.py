@@ -13,8 +13,8 @@ from tidelog.wire.messages.consumer_protocol import ConsumerProtocolSubscription
 from tidelog.wire.primitives import MalformedMessage
 
 PROTOCOL_OVERHEAD_BYTES = 200
-"""Estimated memory that one protocol of a member needs in addition to its name and metadata, in bytes: for Python's
-objects and the member's vote."""
+"""Estimated memory, in bytes, that one protocol of a member needs for Python's objects and the member's vote. The name
+and the metadata of the protocol need memory in addition."""
 
 Protocols = list[tuple[str, bytes]]
 """Pairs of name and metadata, in the member's order of preference. They are stored as the member sent them, so a name
@@ -212,7 +212,9 @@ class ClassicMembers:
         return any(self._votes.get(name, 0) == member_count for name in protocols_to_vote_for(protocols))
 
     def select_protocol(self) -> str:
-        """Return the protocol that all members support and that most members prefer. Ties are broken as in Kafka."""
+        """Return the protocol that gets the most votes. Each member votes for the first of its protocols that all
+        members support. Ties are broken as in Kafka.
+        """
         member_count = len(self.by_id)
         counts: dict[str, int] = {}
         for member in self.by_id.values():

@@ -53,7 +53,7 @@ class OffsetCommit(NamedTuple):
     """The version of OffsetCommit."""
     offsets: list[OffsetToCommit]
     producer_id: int = -1
-    """The producer whose transaction commits the offsets (TxnOffsetCommit); -1 if they count at once."""
+    """The producer whose transaction commits the offsets (TxnOffsetCommit); -1 for a commit without a transaction."""
     producer_epoch: int = -1
 
     @property
@@ -89,7 +89,7 @@ def prepare_commit(
     encoded: list[Record] = []
     codes: list[ErrorCode] = []
     size = BATCH_OVERHEAD_BYTES
-    # Clients request an unlimited retention as the largest number, so the sum is limited to that number.
+    # To request an unlimited retention, clients send the largest number. So the sum is limited to TIME_MAX.
     expire_ms = -1 if commit.retention_ms < 0 else min(now.wall_ms + commit.retention_ms, TIME_MAX)
     for offset in commit.offsets:
         if topics is not None and ((topic := topics.get(offset.topic)) is None or topic.topic_id != offset.topic_id):
@@ -148,7 +148,8 @@ def expired_offsets(
     - In a group of the consumer protocol, offsets of topics to which no member subscribes expire. Their retention time
       begins with the commit.
 
-    An offset whose record states an expiry time expires at that time instead.
+    If an offset may expire by these rules, and its record states an expiry time, the offset expires at this time. Its
+    retention time is then ignored.
     """
     subscribed: frozenset[str] = frozenset()
     empty_since_ms = None

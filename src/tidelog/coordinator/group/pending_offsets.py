@@ -1,7 +1,7 @@
-"""Offsets that transactions commit: they count when the transaction is committed, and never if it is aborted (KIP-98).
+"""Offsets of open transactions (KIP-98). They take effect if their transaction is committed, but not if it is aborted.
 
-Among the committed records of a key, the one with the highest offset in the log counts, as in a compacted log. So a
-pending offset is superseded when a later record of the same key is committed before the pending offset's transaction.
+Of the committed records with the same key, the last one in the log is valid, as in a compacted log. So a pending offset
+is superseded if a record with its key that is after it in the log is committed before its transaction.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ class PendingOffset:
         self.record_offset = record_offset
         """The offset of its record in `__consumer_offsets`."""
         self.is_superseded = is_superseded
-        """Whether a later record of the same key is committed already."""
+        """Whether a record with the same key and a higher offset in the log is committed already."""
 
 
 class PendingOffsets:
@@ -55,8 +55,8 @@ class PendingOffsets:
         self._by_group.setdefault(key.group, {})[key] = None
 
     def supersede(self, key: OffsetKey, record_offset: int | None = None) -> None:
-        """Mark the key's pending offsets that a committed record supersedes: those before `record_offset`, the record's
-        offset. None means that the record is after all of them.
+        """A record with this key is committed: mark the pending offsets whose own records precede it in the log.
+        `record_offset` is the offset of the committed record; None means that all of them precede it.
         """
         for pending in self._by_key.get(key, {}).values():
             if record_offset is None or pending.record_offset < record_offset:

@@ -1,10 +1,10 @@
 """The phases of a classic group (waiting for joins, waiting for the assignment, stable) and the deadline of each
 phase.
 
-This is soft state. A new coordinator restores only the content of a `GroupRecord`: the members and assignments of a
-stable generation, or the fact that the group is empty. As in Kafka, a rebalance in progress is lost with the
-coordinator, and the members begin a new rebalance. Sources: KIP-62 (rebalance timeout), KIP-134 (initial delay),
-KIP-345 (static members).
+The phase and its deadline are soft state. A new coordinator restores only the content of a `GroupRecord`: the members
+and assignments of a stable generation, or the fact that the group is empty. As in Kafka, a rebalance in progress is
+lost with the coordinator, and the members begin a new rebalance. Sources: KIP-62 (rebalance timeout), KIP-134 (initial
+delay), KIP-345 (static members).
 """
 
 from tidelog.coordinator.consumer.timers import Timer
@@ -25,7 +25,7 @@ RECORD_OVERHEAD_BYTES = 512
 MEMBER_OVERHEAD_BYTES = 64
 """Upper bounds on the overhead of the group's record and of each member in the record, in bytes."""
 UTF8_BYTES_MAX = 4
-"""Most bytes of a character in UTF-8."""
+"""Maximum number of bytes that a character has in UTF-8."""
 
 
 class RebalancingGroup:
@@ -128,8 +128,8 @@ class RebalancingGroup:
             self._prepare_rebalance(out, now)
 
     def _members_changed(self, out: Decision, now: Moment) -> None:
-        """Rebalance the remaining members after the removal of a member, or of an id with which its client has not
-        joined yet.
+        """Rebalance the remaining members, because a member was removed, or a member id with which no client has joined
+        yet.
         """
         if self.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
             self._prepare_rebalance(out, now)
@@ -176,7 +176,7 @@ class RebalancingGroup:
         for member in [m for m in self.members if m.join_reply is None and m.instance_id is None]:
             self._remove_timed_out(member, Timer.JOIN.value, out)
         if self.members and not self.members.elect_joined_leader():
-            # Only static members remain, and none has joined: wait until one joins, or their sessions end.
+            # Only static members remain, and none of them has joined: wait again, at most for the rebalance timeout.
             self._deadlines.set(self._join_end, now.monotonic_ms + self.members.rebalance_timeout_ms)
             return
         self.generation += 1

@@ -98,5 +98,5 @@ def _value_version(value: bytes, newest_known: int) -> int:
     (version,) = _TYPE.unpack_from(value)
     if version < 0:
         raise MalformedMessage(f"a group record's value has version {version}")
-    # Later versions only add tagged fields, which are skipped (KIP-915).
+    # Versions above `newest_known` only add tagged fields, which are skipped (KIP-915).
     return min(version, newest_known)

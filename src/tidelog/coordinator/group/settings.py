@@ -6,9 +6,10 @@ GROUPS_MAX = 100_000
 """Upper bound on the groups of one partition of `__consumer_offsets`. A request to create another group is refused
 with COORDINATOR_NOT_AVAILABLE. The client retries, and succeeds when a sweep has deleted unused groups."""
 PENDING_MEMBERS_MAX = 10_000
-"""Upper bound on the member ids of one group that clients have received but have not joined with yet (KIP-394)."""
+"""Upper bound, for each group, on the member ids that clients have received but not yet used to join (KIP-394)."""
 METADATA_BYTES_MAX = 64 << 20
-"""Upper bound on the estimated memory that the protocols of all members of one group need, in bytes."""
+"""Upper bound, in bytes, on the estimated memory for the protocols of all members of one group. If the group uses the
+consumer protocol, this is the bound for the subscriptions of its members."""
 NEW_MEMBER_JOIN_TIMEOUT_MS = 300_000
 """Upper bound on the time for which a member's first join is parked, in milliseconds. The session timeout cannot
 limit this time, because the member sends no heartbeats before its first join is answered."""
@@ -46,7 +47,7 @@ class GroupSettings:
         self.max_session_timeout_ms = max_session_timeout_ms
         self.group_max_size = group_max_size
         self.offset_metadata_max = offset_metadata_max
-        """In UTF-16 code units, as Kafka counts."""
+        """In UTF-16 code units, as in Kafka."""
         self.offsets_retention_ms = offsets_retention_ms
         self.record_bytes_max = record_bytes_max
         """Size limit of a batch that is written to `__consumer_offsets`, in bytes."""

@@ -77,7 +77,7 @@ class Transaction(NamedTuple):
     updated_ms: int = NO_TIME
     """Wall-clock time of the last change."""
     version: int = 0
-    """The transaction version of the last change of the transaction: V2, or 0 for every older version."""
+    """The transaction version that was used for the last change: V2, or 0 for every older version."""
     previous_producer_id: int = NO_PRODUCER_ID
     """The producer id before the last change; usually the same as `producer_id`."""
     next_producer_id: int = NO_PRODUCER_ID
@@ -155,7 +155,7 @@ def decode_record(key: bytes, value: bytes | None) -> TransactionRecord | None:
     (version,) = _TYPE.unpack_from(value)
     if version < 0:
         raise MalformedMessage(f"a transaction record's value has version {version}")
-    # Later versions only add tagged fields, which are skipped (KIP-915).
+    # Versions above `max_version` only add tagged fields, which are skipped (KIP-915).
     decoded, _ = TransactionLogValue.decode(value, 2, min(version, TransactionLogValue.max_version))
     try:
         status = Status(decoded.transaction_status)

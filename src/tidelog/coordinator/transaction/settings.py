@@ -9,10 +9,10 @@ PARTITIONS_MAX = 10_000
 """Maximum number of partitions in one transaction. Each change of a transaction writes all of them into a record."""
 BYTES_MAX = 256 << 20
 """Maximum size of all transactions in one partition of `__transaction_state`, in bytes, as `size_of` estimates
-them. Beyond it, new transactional ids and more partitions are refused."""
+it. Beyond this size, new transactional ids and more partitions are refused."""
 BROKER_BYTES_MAX = 1 << 30
 """Maximum size of all transactions of a broker, estimated in the same way. A client with random ids reaches every
-partition, so without this limit it could fill BYTES_MAX as often as there are partitions."""
+partition, so without this limit it could use BYTES_MAX in each of them."""
 
 
 class TransactionMemory:

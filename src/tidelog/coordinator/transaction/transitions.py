@@ -78,7 +78,7 @@ def initialize(
     is_new = expected == NO_PRODUCER
     if is_rotation_due(state, expected):
         if fresh_id is None:
-            raise _concurrent()  # the state has changed since the caller asked; the client tries again
+            raise _concurrent()  # the state has changed since the call of `is_rotation_due`; the client tries again
         last_epoch = NO_EPOCH if is_new else expected.epoch
         return after._replace(producer_id=fresh_id, producer_epoch=0, last_epoch=last_epoch)
     if is_new:
@@ -230,18 +230,19 @@ def _end_with_v2(
         if state.status.is_prepared or state.producer_epoch < EPOCH_MAX:
             return None
         # The coordinator itself has aborted the transaction of epoch EPOCH_MAX - 1. The client must not get EPOCH_MAX
-        # (see `is_rotation_due`), so this is an abort without a transaction, which gives it another producer id.
+        # (see `is_rotation_due`). So this request becomes an abort without a transaction, which gives the client
+        # another producer id.
     if commit and state.status is not Status.ONGOING:
         raise _wrong_state(state, commit=commit)
     if not state.is_epoch_exhausted:
         next_id = NO_PRODUCER_ID
     elif next_id is None:
-        raise _concurrent()  # the state has changed since the caller asked; the client tries again
+        raise _concurrent()  # the state has changed since the call of `needs_next_producer_id`; the client tries again
     return state._replace(
         status=Status.PREPARE_COMMIT if commit else Status.PREPARE_ABORT,
         producer_epoch=min(state.producer_epoch + 1, EPOCH_MAX),
         last_epoch=producer.epoch,
-        # If there is no transaction, the time of the abort counts as its start.
+        # If there is no transaction, the time of the abort is stored as the start.
         started_ms=state.started_ms if state.status is Status.ONGOING else now.wall_ms,
         updated_ms=now.wall_ms,
         version=V2,

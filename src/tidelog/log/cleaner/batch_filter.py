@@ -1,13 +1,13 @@
-"""Decide by Kafka's rules which records of a batch a compaction pass keeps. Pure.
+"""Decide by Kafka's rules which records of a batch are kept by a compaction pass. Pure.
 
 A record of an aborted transaction is removed. For other records, the offset map decides. The map covers only a part of
-the log, and every record after this part is kept. In this part, a record with a key is kept if the map has no later
-record with this key, and a record without a key is removed. A tombstone is a record without a value. If it is the
-last record of its key, the first pass that reads it gives its batch a delete horizon, which is a time. The first
-pass after that time removes the tombstone (KIP-534). The marker of a transaction gets a delete horizon in the first
-pass that finds no records of the transaction, and is removed in the same way. A batch without records is removed,
-with two exceptions: the last batch of a producer, because a restart needs its sequence number, and the last batch of
-the pass, because it preserves the end offset.
+the log, and every record after this part is kept. In this part and before it, a record with a key is kept if the map
+has no later record with this key, and a record without a key is removed. A tombstone is a record without a value. If
+it is the last record of its key, the first pass that reads it gives its batch a delete horizon, which is a time. The
+first pass after that time removes the tombstone (KIP-534). The marker of a transaction gets a delete horizon in the
+first pass that finds no records of the transaction, and is removed in the same way. A batch without records is
+removed, with two exceptions: the last batch of a producer, because a restart needs its sequence number, and the last
+batch of the pass, because it preserves the end offset.
 """
 
 from typing import TYPE_CHECKING, NamedTuple

@@ -1,6 +1,7 @@
 """Group closed segments. A compaction pass rewrites each group as one segment. Pure.
 
-Neighbours are grouped as long as their sizes before compaction fit into one segment and its indexes.
+Neighbouring segments form one group if the sums of their sizes before compaction are within the limits of one segment
+and its indexes.
 """
 
 from typing import NamedTuple

@@ -11,8 +11,8 @@ the new hash table, which exist together while the map grows."""
 
 
 class OffsetMap:
-    """The last offset of each key, for at most `keys_max` keys. The keys of `offsets` are stored keys: a key, or the
-    digest of a key.
+    """The last offset of each record key, for at most `keys_max` keys. A key of `offsets` is a short record key, or
+    the digest of a long one.
     """
 
     __slots__ = ("keys_max", "latest_offset", "offsets")
@@ -25,8 +25,8 @@ class OffsetMap:
         """The last offset that was read, even if its record had no key."""
 
     def put(self, key: bytes, offset: int) -> bool:
-        """Store `offset` for `key`. The offset is above all previous ones. Returns False, without a change, if the
-        map is full.
+        """Store `offset` for `key`. The offset must be above all offsets of earlier calls. Returns False, without a
+        change, if the map is full and does not contain the key.
         """
         stored_key = key if len(key) < DIGEST_BYTES else blake2b(key, digest_size=DIGEST_BYTES).digest()
         offsets = self.offsets
@@ -42,5 +42,5 @@ class OffsetMap:
         return self.offsets.get(stored_key, -1)
 
     def mark_covered(self, offset: int) -> None:
-        """Record that all records up to `offset` were read, including records without keys."""
+        """Mark all records up to `offset` as read, including records without keys."""
         self.latest_offset = max(self.latest_offset, offset)

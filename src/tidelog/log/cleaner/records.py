@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 INT32_MAX = (1 << 31) - 1
 
 RawRecord: TypeAlias = tuple[int, int, int, int, bytes | None, bool, int]
-"""(start, position of the offset delta, timestamp delta, offset delta, key, whether it has a value, end). The
-positions are in the decompressed records of the batch."""
+"""(start, position of the offset delta, timestamp delta, offset delta, key, whether the record has a value, end).
+The positions are in the decompressed records of the batch."""
 
 _CRC = Struct(">I")
 _CRC_AT = 17
@@ -79,7 +79,7 @@ def raw_records(data: bytes, count: int, last_offset_delta: int = INT32_MAX) -> 
     """Yield each of the `count` records in `data`.
 
     Raises MalformedMessage unless `data` contains exactly these records, with ascending offset deltas up to
-    `last_offset_delta`. If a record had a higher offset, the offset map would prefer it to records of later batches.
+    `last_offset_delta`. The offset map relies on offsets that ascend from record to record, also across batches.
 
     Values and headers are skipped. Short varints are decoded inline, because nearly all varints have one byte (an
     offset delta has one or two).
@@ -147,7 +147,7 @@ def raw_records(data: bytes, count: int, last_offset_delta: int = INT32_MAX) -> 
 def rebuild_batch(fields: Fields, data: bytes, kept_records: Sequence[RawRecord], horizon_ms: int | None) -> bytearray:
     """Return the batch of `fields` with only the records `kept_records` of `data`. There must be at least one.
 
-    `horizon_ms` is a delete horizon, which becomes the base timestamp, or None. Raises MalformedMessage.
+    If `horizon_ms` is not None, it is a delete horizon and becomes the base timestamp. Raises MalformedMessage.
     """
     has_append_time = fields[ATTRIBUTES] & TIMESTAMP_TYPE_BIT
     old_base = fields[BASE_TIMESTAMP]

@@ -71,8 +71,8 @@ class Swap:
         new.max_timestamp = self._group.max_timestamp
         new.max_timestamp_offset = self._group.max_timestamp_offset
         new.created_ms = max(segment.created_ms for segment in self._old)
-        # While files are renamed, no path may be opened. Therefore the log file is opened and the indexes are loaded
-        # now.
+        # While a later step renames these files, they must not be opened by their paths. Therefore the log file is
+        # opened and the indexes are loaded now.
         new.file.size()
         new.index.load_all()
         new.times.load_all()

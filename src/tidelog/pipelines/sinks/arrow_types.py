@@ -19,7 +19,7 @@ def arrow_schema(schema: "StructType") -> "pa.Schema":
 
 
 def in_utc(batch: "pa.RecordBatch") -> "pa.RecordBatch":
-    """Return the same rows with UTC as the time zone of all timestamps, instead of the time zone of Spark's session."""
+    """Return the same rows. In all timestamps, UTC replaces the time zone of Spark's session."""
     import pyarrow as pa
 
     fields = [field.with_type(utc_type(field.type)).with_nullable(True) for field in batch.schema]
@@ -31,8 +31,8 @@ def in_utc(batch: "pa.RecordBatch") -> "pa.RecordBatch":
 
 
 def utc_type(data_type: "pa.DataType") -> "pa.DataType":
-    """Return the type with UTC as the time zone of all timestamps. Fields inside of it may be null, so that later rows
-    need not have them.
+    """Return the type with UTC in place of every other time zone. The fields inside the type become nullable, because
+    rows that are written later may lack them.
     """
     import pyarrow as pa
 

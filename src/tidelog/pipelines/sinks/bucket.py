@@ -1,9 +1,9 @@
-"""The target of files that is a part of an object store's bucket.
+"""The `FileTarget` for a part of an object store's bucket.
 
 An object store cannot rename, but it can do what the protocol of `targets` needs: create the manifest only if there is
-none (a conditional write, `If-None-Match: *`), and copy an object, within the store, to a name at which it appears with
-its whole content. A file has the same content whenever it is copied, so a repeated copy changes nothing for a reader.
-The staged files are removed after all files have their names.
+none (a conditional write, `If-None-Match: *`), and copy an object within the store. The copy appears only when its
+content is complete. A staged file never changes, so a repeated copy changes nothing for a reader. The staged files are
+removed after all of them have been copied to their final names.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ class BucketTarget(FileTarget):
     def check(self) -> None:
         """Raise PipelineError or TemporaryError if the bucket cannot be used.
 
-        A store that ignores the condition of a write would let two drivers decide the same micro-batch.
+        If a store ignored the condition of a write, a second driver could overwrite the manifest of a micro-batch.
         """
         with self.store.errors():
             store = self.store.open()
@@ -120,7 +120,9 @@ def exists(store: "ObjectStore", path: str) -> bool:
 
 
 def publisher(store: "ObjectStore") -> Callable[[Entry], str | None]:
-    """Return a function that copies one file to its name, unless it is there. It returns the name of a lost file."""
+    """Return a function that copies one staged file to its final name, unless an object with this name exists. The
+    function returns the final name if the staged file is lost, and None otherwise.
+    """
     import obstore
 
     def publish(file: Entry) -> str | None:

@@ -1,9 +1,9 @@
 """`delta()`: a Delta table as the sink or the source of a pipeline, without Spark's Delta jar.
 
-The executors write Parquet files. The driver commits them with deltalake, once for each micro-batch: the commit
-contains the identifier of the query and the number of the micro-batch as a `txn` action of Delta's protocol. Before it
-writes, and again if another writer's commit came first, the driver compares this number with the newest number in the
-table.
+Without a key, the executors write Parquet files. With a key, deltalake merges the rows in the driver. In both cases the
+driver commits with deltalake, once for each micro-batch: the commit contains the identifier of the query and the number
+of the micro-batch as a `txn` action of Delta's protocol. At the beginning of a micro-batch, and again before each
+attempt to commit, the driver compares this number with the newest number of the query in the table.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,12 +45,13 @@ def delta(
 ) -> "Delta":
     """Return the Delta table at `path`, a directory or a URL of an object store such as `s3://bucket/table`.
 
-    As a sink: the table is created by the first micro-batch, with `partition_by`. Rows are appended. With `key`, a row
-    replaces the row with the same key. `delete` is a condition in Spark's SQL, or a boolean column, which is not
-    stored: a row for which it is true removes the row with its key. `order_by` is a column: among rows of one
-    micro-batch with the same key, the one with the largest value counts. With the output mode `complete`, each
-    micro-batch replaces all rows. With `evolve`, new columns of the rows are added to the table; without it, they are
-    an error. `storage_options` are those of deltalake; take credentials from the environment.
+    As a sink: the table is created by the first micro-batch, with `partition_by`. Without `key`, rows are appended.
+    With `key`, a row replaces the stored row with the same key. `delete` is a condition in Spark's SQL, or a boolean
+    column, which is not stored. If `delete` is true for a row, the stored row with the same key is removed. `order_by`
+    is a column: if several rows of one micro-batch have the same key, only the row with the largest value in this
+    column is used. With the output mode `complete`, each micro-batch replaces all rows. With `evolve`, new columns of
+    the rows are added to the table; without it, they are an error. `storage_options` are passed to deltalake; set
+    credentials in the environment instead.
 
     As a source: the rows of the table, and in a stream the rows that are appended to it. `begin_version` is the version
     of the table after which a stream begins; without it, a stream begins with all rows.
@@ -90,7 +91,7 @@ class Delta:
         if context.output_mode == "update" and self.keyed is None:
             raise PipelineError(f"{self.describe()}: the output mode update needs a key, as in delta(..., key=['id'])")
         if context.output_mode == "complete" and self.keyed is not None:
-            raise PipelineError(f"{self.describe()}: the output mode complete replaces all rows and has no key")
+            raise PipelineError(f"{self.describe()}: the output mode complete replaces all rows, so it takes no key")
         opened = OpenedDelta(self, f"tidelog-{context.query}", context.output_mode == "complete")
         opened.check_table()
         return opened
@@ -172,9 +173,9 @@ class OpenedDelta:
             self._commit(batch_id, lambda table, properties: merge(table, changes, key, properties))
 
     def _commit(self, batch_id: int, change: "Callable[[DeltaTable, CommitProperties], None]") -> None:
-        """Make `change` with the number of the micro-batch, unless another process has written this micro-batch.
+        """Call `change` to commit the micro-batch with its number, unless the table contains this micro-batch already.
 
-        If a concurrent commit conflicts, load the table again and repeat.
+        If the commit conflicts with another writer's commit, load the table again and repeat.
         """
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import CommitFailedError
@@ -237,8 +238,8 @@ class OpenedDelta:
     def _prepared(self, rows: "DataFrame", table: "DeltaTable | None") -> "tuple[DataFrame, DeltaTable]":
         """Return the rows with the table's types, and the table with all columns of the rows.
 
-        Creates the table, or adds columns and fields of structs, if necessary. Neither changes a row, so that a
-        repetition after a crash does no harm.
+        If necessary, creates the table, or adds columns and fields of structs. These steps change no row, so they do
+        no harm if the micro-batch is repeated after a crash.
         """
         from deltalake import DeltaTable, Schema
 

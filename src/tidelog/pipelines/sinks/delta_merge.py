@@ -1,8 +1,8 @@
 """Merges the changed rows of a micro-batch into a Delta table by key.
 
 deltalake joins the changed rows with the table in the driver's process, so the changed rows of one micro-batch have to
-fit into the driver's memory. Limit them with the source, as `topic(..., options={"maxOffsetsPerTrigger": "100000"})`
-does.
+fit into the driver's memory. An option of the source limits the size of a micro-batch, for example
+`topic(..., options={"maxOffsetsPerTrigger": "100000"})`.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def changes_of(rows: "DataFrame", target: "DeltaTable", key: Sequence[str], sink: str) -> "pa.Table":
-    """Return the rows, which include the column DELETED, in the driver's memory. Structs have the fields of those in
-    the table `target`, because deltalake merges only equal structs.
+    """Return the rows, which include the column DELETED, in the driver's memory. A nested column gets the type that
+    it has in the table `target`, because deltalake merges only structs with equal fields.
 
-    Raises PipelineError if several rows have the same key, because deltalake would store all of them, or if deltalake
-    cannot store a value.
+    Raises PipelineError if deltalake cannot merge a value. Also raises it if several rows have the same key, because
+    deltalake would store all of them.
     """
     import pyarrow as pa
 
@@ -44,8 +44,9 @@ def changes_of(rows: "DataFrame", target: "DeltaTable", key: Sequence[str], sink
 
 
 def check_values(changes: "pa.Table", sink: str) -> None:
-    """Raise PipelineError for texts that deltalake cannot merge, and for dates and times that it writes into the
-    table's statistics in a form that it cannot read.
+    """Raise PipelineError for texts that are not UTF-8, and for dates and times outside of the years 1 to 9999.
+    deltalake cannot merge such texts. It writes such dates and times into the table's statistics in a form that it
+    cannot read again.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -72,7 +73,7 @@ def check_values(changes: "pa.Table", sink: str) -> None:
 def merge(table: "DeltaTable", changes: "pa.Table", key: Sequence[str], properties: "CommitProperties") -> None:
     """Update, insert or delete one row for each row of `changes`, in one commit."""
     conditions = [
-        # A comparison with `=` lets deltalake skip files by their statistics; it never holds for nulls.
+        # A comparison with `=` lets deltalake skip files by their statistics, but `=` is never true for nulls.
         f"(target.`{name}` {'IS NOT DISTINCT FROM' if changes.column(name).null_count else '='} source.`{name}`)"
         for name in key
     ]

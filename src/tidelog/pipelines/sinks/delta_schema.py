@@ -52,7 +52,9 @@ def missing_columns(table: "DeltaTable", schema: "pa.Schema") -> "list[Field]":
 
 
 def columns_with_new_fields(rows: "DataFrame", table: "DeltaTable") -> dict[str, list[str]]:
-    """Return the fields that the table does not have in structs of its columns, by column, as `address.city`."""
+    """Return, by column, the fields of structs that `rows` have and the table does not have. The name of a field
+    includes its column: `address.city`.
+    """
     types = {column.name: column.type for column in table.schema().fields}
     found = {
         column.name: new_fields(column.dataType, types[column.name], column.name)
@@ -63,7 +65,9 @@ def columns_with_new_fields(rows: "DataFrame", table: "DeltaTable") -> dict[str,
 
 
 def new_fields(row: "DataType", stored: Any, name: str) -> list[str]:
-    """Return the names of the fields of structs in the type `row` that the type `stored` of the table does not have."""
+    """Compare `row`, the type of a column or field in the rows, with `stored`, its type in the table. Return the names
+    of the fields of structs that only `row` has.
+    """
     if stored.type == "struct":
         types = {field.name: field.type for field in stored.fields}
         return [
@@ -83,8 +87,8 @@ def new_fields(row: "DataType", stored: Any, name: str) -> list[str]:
 def widened(rows: "DataFrame", table: "DeltaTable", sink: str) -> "DataFrame":
     """Return `rows`, with narrower types converted to those of the table, also inside of arrays, maps and structs.
 
-    Raises PipelineError for other differences, except columns and fields of structs that only the rows or only the
-    table have.
+    Raises PipelineError for other differences. But the rows may have additional columns and fields of structs, and may
+    lack those that the table allows to be null. Only a struct in a map must have the same fields as in the table.
     """
     check_required(table.schema().fields, rows.columns, "", sink)
     types = {column.name: column.type for column in table.schema().fields}
@@ -105,8 +109,8 @@ def widened(rows: "DataFrame", table: "DeltaTable", sink: str) -> "DataFrame":
 
 
 def fitting_type(row: "DataType", stored: Any, name: str, sink: str, in_map: bool = False) -> "DataType":
-    """Return `row`, the type of a column or field in the rows, with narrower types replaced by those of `stored`, its
-    type in the table.
+    """Compare `row`, the type of a column or field in the rows, with `stored`, its type in the table. Return `row` with
+    narrower types replaced by the wider types in `stored`.
 
     Fields of structs keep their order, so that Spark, which converts them by their position, can convert the values.
     Raises PipelineError if values of these types cannot be in the same column.
@@ -160,19 +164,19 @@ def check_required(stored: "list[Field]", names: list[str], prefix: str, sink: s
 
 
 def check_partition_values(files: "list[WrittenFile]", table: "DeltaTable", sink: str) -> None:
-    """Raise PipelineError if a file is in the partition of a date or time that deltalake cannot read from the log."""
+    """Raise PipelineError if a file's partition is a date or time that deltalake cannot read from Delta's log."""
     types = {column.name: spark_name(column.type) for column in table.schema().fields}
     for file in files:
         for name, value in zip(table.metadata().partition_columns, file.partition, strict=True):
             if value is not None and types[name] in {"date", *TIMES} and not re.match(r"-?\d{4}-", value):
                 raise PipelineError(
-                    f"{sink}: column {name} is in partition_by and has the value {value}: a date or time there cannot"
-                    " be after the year 9999"
+                    f"{sink}: column {name} is in partition_by and has the value {value}: a date or time in a"
+                    " partition column cannot be after the year 9999"
                 )
 
 
 def spark_name(stored: Any) -> str:
-    """Return the name of a table's type in Spark's notation; `array`, `map` or `struct` for a nested type."""
+    """Return Spark's name of `stored`, a type in a Delta table; `array`, `map` or `struct` for a nested type."""
     return SPARK_NAMES.get(stored.type, str(stored.type).replace(" ", ""))
 
 

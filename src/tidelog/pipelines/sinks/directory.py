@@ -1,4 +1,4 @@
-"""The target of files that is a directory of a file system, with renames and hard links."""
+"""The `FileTarget` for a directory of a file system. It uses renames and hard links."""
 
 import os
 import shutil
@@ -38,7 +38,7 @@ class DirectoryTarget(FileTarget):
                 try:
                     (self.root / file["staged"]).rename(target)
                 except FileNotFoundError:
-                    if not target.exists():  # else another process has renamed it in the meantime
+                    if not target.exists():  # if it exists, another process has renamed the file
                         return file["name"]
             changed[target.parent] = None
         for directory in changed:

@@ -1,4 +1,4 @@
-"""Loads the optional packages of sinks and sources, and names the remedy if one is missing."""
+"""Loads the optional packages of sinks and sources. If a package is missing, the error says how to install it."""
 
 import importlib
 from typing import Any
@@ -6,10 +6,10 @@ from typing import Any
 from tidelog.pipelines.declarations import PipelineError
 
 
-def load(module: str, user: str, extra: str) -> Any:
+def load(module: str, label: str, extra: str) -> Any:
     """Import `module` and return it. Raises PipelineError, which names the extra of Tidelog that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        raise PipelineError(f"{user} needs the package {package}: run pip install 'tidelog[{extra}]'") from error
+        raise PipelineError(f"{label} needs the package {package}: run pip install 'tidelog[{extra}]'") from error

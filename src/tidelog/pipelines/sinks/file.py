@@ -33,22 +33,22 @@ def file(
     `format` is `lines`, `json` (one object in each line) or `csv`. `options` are those of Spark's formats text, json
     and csv.
 
-    As a sink: rows are appended in new files, in the same way as by `parquet()`, also in an object store, with
-    `storage_options`. For `lines`, the rows have one column of type string. `files` is the number of files that a
-    micro-batch writes; without it, each task writes one file.
+    As a sink: rows are appended in new files, in the same way as by `parquet()`. `path` may then also be a URL of an
+    object store, whose options are `storage_options`. For `lines`, the rows must have one column, of type string.
+    `files` is the number of files that a micro-batch writes; without it, each task writes one file.
 
     As a source: each file is read once, so it must be complete when it appears in the directory: write it elsewhere and
     rename it. With `tail`, files of lines are read while other programs append to them. The columns are then `value`,
-    `path` and `position`, where the line begins in the file, in bytes. `schema` names the columns of JSON and CSV
-    files. Without it, they are inferred from the files that exist when the pipeline starts. A line that is malformed or
-    does not fit the schema stops the pipeline, unless `options` contain Spark's option `mode`.
+    `path` and `position`. The position is the number of bytes before the line in the file. `schema` names the columns
+    of JSON and CSV files. Without it, they are inferred from the files that exist when the pipeline starts. A line that
+    is malformed or does not fit the schema stops the pipeline, unless `options` contain Spark's option `mode`.
 
     Raises PipelineError if the arguments are not consistent.
     """
     if format not in SUFFIXES:
         raise PipelineError(f"file {path}: the format {format!r} is not one of {', '.join(SUFFIXES)}")
     if tail and format != "lines":
-        raise PipelineError(f"file {path}: tail reads only lines: parse the column value in the pipeline")
+        raise PipelineError(f"file {path}: tail needs the format lines: parse the column `value` in the pipeline")
     if files is not None and files < 1:
         raise PipelineError(f"file {path}: files is {files}, and must be at least 1")
     location, storage = file_location("file", path, storage_options)
@@ -85,11 +85,12 @@ class File:
             if context.is_streaming:
                 return load_tail(self.location, context)
             check_begin(self.location, context)
-            context = replace(context, begin=None)  # A sample may have any lines.
+            # A dry run reads only a sample of the lines, from any position.
+            context = replace(context, begin=None)
         from tidelog.pipelines.sources.files import load_files
 
         frame = load_files(context, SPARK_FORMATS[self.format], self.location, self.schema, dict(self.options))
-        if self.tail:  # A sample must have the columns of the stream.
+        if self.tail:  # The sample must have the same columns as the stream.
             return frame.selectExpr("value", "_metadata.file_path as path", "cast(null as bigint) as position")
         return frame
 
@@ -126,8 +127,8 @@ class OpenedFiles:
 def csv_header(batch: "DataFrame", options: Mapping[str, str]) -> str:
     """Return the names of the columns as a line of CSV.
 
-    Spark writes this line as it writes the rows, so that names are quoted under the same conditions as values. It is a
-    constant, for which Spark starts no job.
+    Spark formats this line in the same way as the rows, so names are quoted under the same conditions as values. The
+    line is computed from constants, so Spark starts no job for it.
     """
     from pyspark.sql import functions
 

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 STILL_RUNS = 409
-"""With this status, some endpoints answer while an earlier request with the same idempotency key still runs. So a
-request with such a key is repeated."""
+"""Some endpoints answer with this status if an earlier request with the same idempotency key is still in progress. So
+a request with an idempotency key is sent again after this status."""
 ANSWER_BYTES_MAX = 64 << 20
-"""Largest answer of an endpoint that is read, in bytes."""
+"""Upper bound on the size of an answer, in bytes. If an answer is larger, the request fails."""
 PATH_PART_MIN = 8
-"""Shortest part of a URL's path that is removed from messages. A shorter one would remove parts of unrelated words."""
+"""Only parts of a URL's path with at least this many characters are removed from messages. Shorter parts may also occur
+inside unrelated words."""
 FIRST_PAUSE_S = 0.2
 BACKOFF_MAX_S = 10.0
 """Pauses between attempts grow from FIRST_PAUSE_S to BACKOFF_MAX_S, in seconds. The header `Retry-After` of an answer
@@ -51,17 +52,18 @@ def http(
 ) -> "Http":
     """Return the endpoint at `url`.
 
-    As a sink: each request with `method` has a JSON array of up to `rows_per_request` rows as its body. With
-    `rows_per_request=1`, the body is the JSON object of one row. `requests_at_once` is the number of tasks that send
-    requests. A request is sent up to `attempts` times, with growing pauses. An attempt may take `timeout_s`.
+    As a sink: the HTTP method of each request is `method`, and the body is a JSON array of up to `rows_per_request`
+    rows. With `rows_per_request=1`, the body is the JSON object of one row. `requests_at_once` is the number of tasks
+    that send requests. A request is sent up to `attempts` times, with growing pauses. An attempt may take `timeout_s`.
 
-    As a source of a stream: every `interval`, GET requests read pages of JSON until a page has no records. `records` is
-    the field of the answer with the list of records, with dots for nested fields; without it, the answer is the list.
-    The query parameter named `parameter` tells the endpoint where the page begins. Its value is the field `cursor` of
-    the previous answer, or the field `cursor_field` of the last record, or, without both, the number of records so far.
-    Pages are stored in the directory `staging` before they are processed, so that a micro-batch can be repeated.
-    `schema` names the columns of the records, and a record that does not fit it stops the pipeline. Without it, the
-    only column is `value`, the JSON text.
+    As a source of a stream: every `interval`, GET requests read pages of JSON until there are no new records. `records`
+    names the field of the answer that contains the list of records; dots separate the names of nested fields. Without
+    `records`, the answer itself is the list. The query parameter named `parameter` tells the endpoint where the page
+    begins. Its value is the field `cursor` of the previous answer, or the field `cursor_field` of the last record. If
+    neither `cursor` nor `cursor_field` is set, the value is the number of records so far. Pages are stored in the
+    directory `staging` before they are processed, so that a micro-batch can be repeated. `schema` names the columns of
+    the records, and a record that does not fit it stops the pipeline. Without it, the only column is `value`, the JSON
+    text.
 
     Raises PipelineError if the arguments are not consistent.
     """
@@ -92,7 +94,9 @@ class Request:
         return f"{parts.scheme}://{host}{'/***' if parts.path.strip('/') else ''}"
 
     def without_path(self, text: str) -> str:
-        """Return the text of a failure without the path of the URL and its longer parts, which a server may repeat."""
+        """Return the text of a failure without the URL's path and the parts of the path, because a server may repeat
+        them in its answer. A path or part of fewer than PATH_PART_MIN characters is not removed.
+        """
         path = urlsplit(self.url).path.strip("/")
         parts = [each for each in (path, *path.split("/")) if len(each) >= PATH_PART_MIN]
         for each in sorted({*parts, *map(unquote, parts)}, key=len, reverse=True):
@@ -206,8 +210,8 @@ def send_rows(
 def post(request: Request, rows: list[str], is_single: bool, key: str) -> None:
     """Send one request. Its idempotency key is `key` and a hash of the body.
 
-    If the pipeline was changed before a micro-batch is repeated, the requests have other bodies. Without the hash, an
-    endpoint that remembers keys would ignore their rows.
+    If the pipeline is changed before a micro-batch is repeated, the repeated requests have different bodies. If their
+    keys had no hash, an endpoint that remembers keys would ignore these bodies.
     """
     body = (rows[0] if is_single else f"[{','.join(rows)}]").encode()
     headers = {"Content-Type": "application/json", IDEMPOTENCY_KEY: f"{key}-{hashlib.sha256(body).hexdigest()[:16]}"}

@@ -2,8 +2,8 @@
 
 The executors write Parquet files. The driver adds them to the table with pyiceberg, in one commit for each micro-batch.
 The commit also sets a property of the table to the number of the micro-batch. The catalog accepts a commit only if the
-table has not changed in the meantime. If it has, the driver loads the table again, compares the number, and repeats the
-commit.
+table has not changed since the driver loaded it. If it has changed, the driver loads it again. Then it repeats the
+commit, unless the property shows that the table contains the micro-batch already.
 """
 
 import hashlib
@@ -28,8 +28,8 @@ QUERY_PROPERTY = "tidelog.query"
 """Property of a snapshot: identifier of the query that made it."""
 BATCH_PROPERTY = "tidelog.batch"
 """Property of a snapshot: number of its micro-batch. The number of a query's last micro-batch is also stored as a
-property of the table, which remains when snapshots expire. The name of the table's property is `tidelog.batch.`
-followed by a hash of the query's identifier."""
+property of the table. This property remains when snapshots expire. Its name is `tidelog.batch.` followed by a hash of
+the query's identifier."""
 
 
 def iceberg(
@@ -39,9 +39,9 @@ def iceberg(
     partition_by: str | Sequence[str] = (),
     evolve: bool = True,
 ) -> "Iceberg":
-    """Return the Iceberg table named `table`, as `namespace.name`.
+    """Return the Iceberg table `table`. The name has the form `namespace.name`.
 
-    `catalog` is the name of a catalog in pyiceberg's configuration, or the properties of a catalog, as
+    `catalog` is the name of a catalog in pyiceberg's configuration, or the properties of a catalog, such as
     `{"type": "sql", "uri": "sqlite:////lake/catalog.db", "warehouse": "file:///lake"}`. The property `name`, by default
     `default`, is the catalog's name. A SQL catalog finds only tables that were created under the same catalog name.
 
@@ -49,7 +49,7 @@ def iceberg(
     whose values the table is partitioned. Rows are appended; with the output mode `complete`, each micro-batch
     replaces all rows. With `evolve`, new columns of the rows are added to the table; without it, they are an error.
 
-    As a source: the rows of the table, and in a stream the rows that are appended to it.
+    As a source: the rows of the table. A stream also reads the rows that are appended to the table later.
     """
     properties = catalog if isinstance(catalog, str) else tuple(sorted(catalog.items()))
     columns = tuple([partition_by] if isinstance(partition_by, str) else partition_by)
@@ -77,7 +77,8 @@ class Iceberg:
     def open(self, context: SinkContext) -> Opened:
         load("pyiceberg", "iceberg()", "lake")
         if context.output_mode == "update":
-            raise PipelineError(f"{self.describe()}: the output mode update needs delta() or sql() with a key")
+            remedy = "delta(..., key=[...]) or sql(..., key=[...])"
+            raise PipelineError(f"{self.describe()}: the output mode update needs {remedy}")
         return OpenedIceberg(self, context.query, context.output_mode == "complete")
 
     def load(self, context: SourceContext) -> "DataFrame":
@@ -87,10 +88,10 @@ class Iceberg:
         return load_iceberg(self.name, self.catalog, context)
 
 
-def load_catalog(catalog: str | Sequence[Sequence[str]], user: str) -> "Catalog":
-    """Return the catalog. `user` is the sink or source that uses it.
+def load_catalog(catalog: str | Sequence[Sequence[str]], label: str) -> "Catalog":
+    """Return the catalog. `label` is what error messages call the sink or source that uses it.
 
-    Raises PipelineError, which names `user`, if the catalog cannot be loaded; TemporaryError if it does not answer. The
+    Raises PipelineError if the catalog cannot be loaded, and TemporaryError if it does not answer. The
     message does not list the properties, but contains the error of the catalog's library, which may name an address.
     """
     from pyiceberg.catalog import load_catalog as load_by_name
@@ -104,11 +105,11 @@ def load_catalog(catalog: str | Sequence[Sequence[str]], user: str) -> "Catalog"
         named = f"the catalog {catalog}" if isinstance(catalog, str) else "the catalog"
         text = f"{type(error).__name__}: {without_secrets(one_line(str(error)), secrets_of(catalog))}"
         kind = TemporaryError if is_outage(error) else PipelineError
-        raise kind(f"{user}: {named} cannot be loaded: {text}") from error
+        raise kind(f"{label}: {named} cannot be loaded: {text}") from error
 
 
 def secrets_of(catalog: str | Sequence[Sequence[str]]) -> tuple[tuple[str, str], ...]:
-    """Return the properties of a catalog that is not only named."""
+    """Return the properties of a catalog, which may contain secrets; empty if `catalog` is only a name."""
     return () if isinstance(catalog, str) else tuple((str(pair[0]), str(pair[1])) for pair in catalog)
 
 
@@ -146,15 +147,16 @@ class OpenedIceberg:
             if found := sorted(unbounded.intersection(names)):
                 remove_files(store, [file.path for file in files])
                 raise self._error(
-                    f"column {found[0]} is in partition_by, and has a text that is not UTF-8, or a date or time outside"
-                    " of the years 1 to 9999, which pyiceberg cannot store as the value of a partition"
+                    f"the table is partitioned by column {found[0]}, and this column has a text that is not UTF-8, or a"
+                    " date or time outside of the years 1 to 9999: pyiceberg cannot store such a value of a partition"
                 )
             self._commit([f"{location}/{file.path}" for file in files], batch_id, unbounded)
 
     def _commit(self, paths: list[str], batch_id: int, unbounded: Collection[str]) -> None:
-        """Add the files, unless another process has written this micro-batch. Repeat if the table has changed.
+        """Add the files, unless another process has written this micro-batch. If this fails because the table has
+        changed, try again.
 
-        The table's metadata gets no minimum and maximum of the columns `unbounded`.
+        For the columns in `unbounded`, the table's metadata gets no minimum and no maximum.
         """
         from pyiceberg.exceptions import CommitFailedException
 
@@ -164,7 +166,9 @@ class OpenedIceberg:
                 raise self._error("the table was removed while the query ran")
             if self._is_written(table, batch_id):
                 return
-            for name in unbounded:  # pyiceberg fails on such values. Only the copy of the properties is changed.
+            # pyiceberg fails on the minimum or maximum of these columns. With this setting, it stores only counts. Only
+            # the copy of the properties in memory is changed.
+            for name in unbounded:
                 table.metadata.properties[f"write.metadata.metrics.column.{name}"] = "counts"
             with table.transaction() as transaction:
                 self._change(transaction, paths, batch_id)
@@ -178,7 +182,8 @@ class OpenedIceberg:
         if self._replaces_rows and transaction.table_metadata.current_snapshot() is not None:
             transaction.delete(AlwaysTrue(), snapshot_properties=properties)
         if paths:
-            # The names are new: a search for them in the table would read the whole table.
+            # The files have new names, so pyiceberg need not check that none of them is in the table already. For this
+            # check, it would read the entries of all the table's files.
             transaction.add_files(paths, snapshot_properties=properties, check_duplicate_files=False)
         transaction.set_properties({self._property: str(batch_id)})
 
@@ -242,11 +247,12 @@ class OpenedIceberg:
         return PipelineError(f"{self._sink.describe()}: {text}")
 
 
-def partition_columns(table: "Table", user: str) -> tuple[str, ...]:
+def partition_columns(table: "Table", label: str) -> tuple[str, ...]:
     """Return the columns by whose values the table is partitioned.
 
-    Raises PipelineError if the table is partitioned by something else than values: pyiceberg accepts only files whose
-    rows all have the same partition, and the executors separate rows only by values of columns.
+    Raises PipelineError if the table is partitioned by something that is computed from a column, such as the day of a
+    time. pyiceberg accepts only files whose rows all belong to one partition, and the executors separate rows only by
+    the values of columns.
     """
     from pyiceberg.transforms import IdentityTransform
 
@@ -254,7 +260,7 @@ def partition_columns(table: "Table", user: str) -> tuple[str, ...]:
     for field in table.spec().fields:
         if not isinstance(field.transform, IdentityTransform):
             raise PipelineError(
-                f"{user}: the table is partitioned by the transform {field.transform}; partition it by columns only"
+                f"{label}: the table is partitioned by the transform {field.transform}; partition it by columns only"
             )
         names.append(table.schema().find_column_name(field.source_id) or "")
     return tuple(names)

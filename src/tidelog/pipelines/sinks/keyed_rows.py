@@ -1,5 +1,5 @@
-"""Prepares the rows of a micro-batch for a sink that stores one row for each key. It marks the rows that delete their
-key, and with `order_by` leaves one row for each key.
+"""Prepares the rows of a micro-batch for a sink that stores one row for each key. The rows that delete their key are
+marked. If `order_by` is set, all rows of a key except one are removed.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,8 @@ class KeyedRows:
     """A boolean column, which is not stored, or a condition in Spark's SQL: rows for which it is true delete their
     key."""
     order_by: str | None = None
-    """A column. If several rows of a micro-batch have the same key, the row with the largest value counts."""
+    """A column. If several rows of a micro-batch have the same key, only the row with the largest value in this column
+    is used."""
 
     def prepare(self, batch: "DataFrame", sink: str) -> "DataFrame":
         """Return the rows to write, with the additional column DELETED.
@@ -39,7 +40,7 @@ class KeyedRows:
         for name in named:
             if name not in batch.columns:
                 raise PipelineError(
-                    f"{sink}: there is no column {name}, which key or order_by names; the rows have"
+                    f"{sink}: there is no column {name}, but key or order_by contains it; the rows have the columns"
                     f" {', '.join(batch.columns)}"
                 )
         deleted = functions.lit(False)
@@ -66,10 +67,12 @@ def repeated(sink: str, key: Sequence[str], values: Sequence[object]) -> Pipelin
 
 
 def null_in_key(sink: str, key: Sequence[str], values: Sequence[object]) -> PipelineError:
-    """Return the error for a row with a null in its key, for a target in which a null is not equal to another null."""
+    """Return the error for a row with a null in its key. A sink raises it if nulls in the target are not equal to each
+    other.
+    """
     return PipelineError(
-        f"{sink}: a row has the key {shown(key, values)}: a column of key cannot be null: leave such rows out, as in"
-        f" rows.where('{' and '.join(f'{name} is not null' for name in key)}'), or replace the null"
+        f"{sink}: a row has the key {shown(key, values)}, but no column of the key may be null: leave such rows out, as"
+        f" in rows.where('{' and '.join(f'{name} is not null' for name in key)}'), or replace the null"
     )
 
 

@@ -1,4 +1,4 @@
-"""Errors of object stores as one line that names the URL, the cause and the remedy, and no secret."""
+"""Errors of object stores as one line with the URL, the cause and the remedy, but without secrets."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ SECRET_NAME = re.compile(
 """Names of options whose values are never shown."""
 HIDDEN = "***"
 DETAIL_MAX = 400
-"""Longest text of a library's error that a message repeats, in characters."""
+"""Maximum length, in characters, of a library's error text in an error message of Tidelog."""
 NO_CREDENTIALS = (
     "there are no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment of the driver and of"
     " the executors, or give the machines a role"
@@ -26,7 +26,7 @@ DENIED = (
 )
 SETTINGS = "AWS_ENDPOINT_URL and AWS_REGION; for iceberg(), s3.endpoint and s3.region"
 NO_BUCKET = f"there is no such bucket: create it, or check the URL, the endpoint and the region ({SETTINGS})"
-PLAIN_HTTP = "an endpoint with http:// needs the option AWS_ALLOW_HTTP=true: use it, or an endpoint with https://"
+PLAIN_HTTP = "an endpoint with http:// needs the option AWS_ALLOW_HTTP=true: set it, or use an https:// endpoint"
 WRONG_REGION = f"the bucket is in another region: set the region ({SETTINGS})"
 NO_ANSWER = f"the object store does not answer: check the endpoint ({SETTINGS}), the network and the server"
 CAUSES = (
@@ -40,7 +40,8 @@ CAUSES = (
     (r"BadScheme|HTTP error: builder error|URL scheme is not allowed", PLAIN_HTTP),
     (r"PermanentRedirect|AuthorizationHeaderMalformed|incorrectly configured region|\b301 Moved", WRONG_REGION),
 )
-"""What the libraries' texts mean. The first pattern that a text contains counts. Another attempt would fail too."""
+"""What the libraries' texts mean. The first pattern that matches the text decides. All these
+causes are permanent: the same operation would fail again."""
 TRANSIENT = re.compile(
     r"error sending request|Error performing|Generic (?:S3|GCS)|NETWORK_CONNECTION|SLOW_DOWN|SERVICE_UNAVAILABLE|"
     r"INTERNAL_FAILURE|timed? ?out|curlCode|connection|\b5\d\d\b",
@@ -48,31 +49,32 @@ TRANSIENT = re.compile(
 )
 """Texts of errors after which another attempt may succeed."""
 MISSING_OBJECT = re.compile(r"Error performing (?:GET|HEAD) .*?\b404 Not Found|NoSuchKey|RESOURCE_NOT_FOUND", re.DOTALL)
-"""Texts of errors that are not about the store: it answers that an object does not exist."""
+"""Texts of errors that say that an object does not exist. These errors are not problems of the store itself."""
 
 
 @contextmanager
-def store_errors(user: str, url: str, options: Pairs, errors: tuple[type[Exception], ...]) -> Iterator[None]:
-    """Raise PipelineError or TemporaryError, which names `user`, in place of one of `errors` of an object store.
+def store_errors(label: str, url: str, options: Pairs, errors: tuple[type[Exception], ...]) -> Iterator[None]:
+    """Raise PipelineError or TemporaryError in place of one of `errors`, if it is an error of the object store.
 
-    `user` contains the `url`, as in `parquet s3://bucket/sales`. `options` are those of the store: their secrets are
-    not shown. Errors of other kinds, and those that are not about an object store, remain as they are.
+    Its text begins with `label`: the kind and the URL of the sink or source that uses the store, for example
+    `parquet s3://bucket/sales`. `options` are the options of the store; the text does not show their secrets.
+    Errors of other kinds, and errors that are not about the object store, are not replaced.
     """
     try:
         yield
     except PipelineError:
         raise
     except errors as error:
-        found = store_error(user, url, error, options)
+        found = store_error(label, url, error, options)
         if found is None:
             raise
         raise found from error
 
 
-def store_error(user: str, url: str, error: BaseException, options: Pairs) -> PipelineError | None:
+def store_error(label: str, url: str, error: BaseException, options: Pairs) -> PipelineError | None:
     """Return the error of a library as an error for people, or None if it is not about the object store itself."""
     raw = str(error)
-    where = user if url in user else f"{user} ({without_secrets(url, options)})"
+    where = label if url in label else f"{label} ({without_secrets(url, options)})"
     detail = without_secrets(one_line(raw), options)
     for pattern, remedy in CAUSES:
         if re.search(pattern, raw):
@@ -87,7 +89,7 @@ def one_line(text: str) -> str:
     text = re.sub(r"\x1b\[[0-9;]*m", "", text).partition("Debug source")[0]
     code = re.search(r"<Code>(\w+)</Code>", text)
     text = re.sub(r"<\?xml.*|<Error>.*", code[1] if code else "", text, flags=re.DOTALL)
-    text = re.sub(r"[?&][\w.-]*=[^\s&]*", "", text)  # uploads have identifiers, and signed URLs have signatures
+    text = re.sub(r"[?&][\w.-]*=[^\s&]*", "", text)  # query parameters: ids of uploads, and signatures
     text = " ".join(text.replace("↳", " ").split())
     return text if len(text) <= DETAIL_MAX else f"{text[:DETAIL_MAX]} ..."
 
@@ -101,11 +103,11 @@ def without_secrets(text: str, options: Pairs) -> str:
 
 
 def refuse_credentials(kind: str, url: str) -> None:
-    """Raise PipelineError if a URL contains a password: it would be shown wherever the URL is."""
+    """Raise PipelineError if a URL contains a password, because every message with the URL would show the password."""
     parts = urlsplit(url)
     user, _, host = parts.netloc.rpartition("@")
     if ":" in user:  # abfss://container@account has no password
         raise PipelineError(
             f"{kind} {parts.scheme}://{HIDDEN}@{host}{parts.path}: the URL contains a password: remove it, and set"
-            " credentials in the environment, as AWS_ACCESS_KEY_ID"
+            " credentials in environment variables, for example AWS_ACCESS_KEY_ID"
         )

@@ -34,8 +34,9 @@ def parquet(
 ) -> "Parquet":
     """Return the Parquet files in the directory `path`, or at a URL of an object store such as `s3://bucket/sales`.
 
-    As a sink: rows are appended. `partition_by` makes directories such as `country=FR/`. `files` is the number of files
-    of a micro-batch; without it, each task writes its own. A micro-batch of one file becomes visible in one step.
+    As a sink: rows are appended. `partition_by` makes directories such as `country=FR/`. `files` is the number of tasks
+    that write a micro-batch; without it, Spark chooses this number. Each task writes its own file, and with
+    `partition_by` one file in each directory. A micro-batch of one file becomes visible in one step.
     `storage_options` are those of the object store, with the same names as for `delta()`.
 
     As a source: the rows of all files, and in a stream also those of new files. The files must appear in the directory
@@ -111,7 +112,7 @@ class OpenedDirectory:
 def file_location(
     kind: str, path: str, storage_options: Mapping[str, str] | None
 ) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """Return the path or URL of files and the options of its object store. `kind` is `parquet` or `file`.
+    """Return two values: the path or URL, and the options of the object store. `kind` is `parquet` or `file`.
 
     Raises PipelineError if the URL contains credentials, or if there are options, but no URL.
     """
@@ -120,7 +121,7 @@ def file_location(
         refuse_credentials(kind, path)
         return path.rstrip("/"), options
     if options:
-        raise PipelineError(f"{kind} {path}: storage_options are for object stores, as s3://bucket/{kind}")
+        raise PipelineError(f"{kind} {path}: storage_options are for object stores, such as s3://bucket/{kind}")
     return local_path(path), options
 
 
@@ -129,8 +130,8 @@ def file_target(
 ) -> FileTarget:
     """Return the directory or the part of a bucket at `location` for one query.
 
-    Raises PipelineError if the sink cannot write there, or cannot write the output mode of the query. Raises
-    TemporaryError if an object store does not answer.
+    Raises PipelineError if the sink cannot write to `location`, or does not support the output mode of the query.
+    Raises TemporaryError if an object store does not answer.
     """
     if context.output_mode != "append":
         raise PipelineError(f"{sink}: the output mode {context.output_mode} needs delta() or sql()")
@@ -139,8 +140,8 @@ def file_target(
     scheme = location.partition("://")[0]
     if scheme not in SCHEMES:
         raise PipelineError(
-            f"{sink}: this sink writes object stores with {', '.join(f'{each}://' for each in SCHEMES)}, not {scheme}://:"
-            " use delta() or iceberg()"
+            f"{sink}: this sink writes to URLs that begin with {', '.join(f'{each}://' for each in SCHEMES)}, "
+            f"not {scheme}://: use delta() or iceberg()"
         )
     load("obstore", f"{sink}: an object store", "lake")
     target = BucketTarget(location, context.query, suffix, sink, options)
@@ -152,6 +153,6 @@ def refuse_storage_options(source: str, options: tuple[tuple[str, str], ...]) ->
     """Raise PipelineError if there are options, which a source of files cannot use."""
     if options:
         raise PipelineError(
-            f"{source}: storage_options are for a sink. As a source, Spark reads the files: give it jars for the object"
-            " store, and settings such as spark.hadoop.fs.s3a.endpoint"
+            f"{source}: storage_options are for a sink. The files of a source are read by Spark itself: give Spark jars"
+            " for the object store, and settings such as spark.hadoop.fs.s3a.endpoint"
         )

@@ -1,8 +1,8 @@
 """`sql()`: a table of SQLite, MariaDB, MySQL or PostgreSQL as the sink or the source of a pipeline.
 
-The driver writes each micro-batch in one transaction of the database, which also contains the number of the
-micro-batch, in the table BATCHES. So a micro-batch is written completely and once, or not at all. Executors cannot
-share a transaction, so they do not write: the rows pass through the driver, partition by partition.
+Spark's driver writes each micro-batch in one transaction of the database. The same transaction stores the number of the
+micro-batch in the table BATCHES. So a micro-batch is written completely and once, or not at all. Executors cannot share
+a transaction, so they do not write: the rows pass through the driver, partition by partition.
 """
 
 import itertools
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sqlalchemy.exc import SQLAlchemyError
 
 BATCHES = "tidelog_batches"
-"""Table with the number of the last micro-batch of each query, in the database of the target."""
+"""A further table in the sink's database. It contains the number of each query's last micro-batch."""
 ROWS_PER_STATEMENT = 1000
 """Number of rows that one call of the database driver sends."""
 ATTEMPTS_MAX = 5
@@ -46,14 +46,15 @@ def sql(
     `postgresql+psycopg://user:secret@host/db`, `mysql+pymysql://...` or `sqlite:////directory/file.db`.
 
     As a sink: the table is created if it does not exist. Rows are appended. With `key`, a row replaces the row with the
-    same key. `delete` is a condition in Spark's SQL, or a boolean column, which is not stored: a row for which it is
-    true removes the row with its key. `order_by` is a column: among rows of one micro-batch with the same key, the one
-    with the largest value counts. A null in a column of `key` is an error. With the output mode `complete`, each
-    micro-batch replaces all rows.
+    same key. `delete` is a condition in Spark's SQL, or a boolean column, which is not stored: a row for which
+    `delete` is true removes the stored row with the same key. `order_by` is a column: if several rows of a micro-batch
+    have the same key, only the row with the largest value in this column is used. A null in a column of `key` is an
+    error. With the output mode `complete`, each micro-batch replaces all rows.
 
-    As a source of a stream: `incrementing` names a column whose values grow with each new row, or `timestamp` a column
-    with the time of the last change of a row. A row is read when its timestamp is older than `delay`. A micro-batch has
-    at most `rows_per_batch` rows, or more if further rows have the same value as its last row.
+    As a source of a stream: `incrementing` is a column whose values grow with each new row. Its alternative `timestamp`
+    is a column with the time of the last change of a row. A row is read when its timestamp is older than `delay`. A
+    micro-batch has at most `rows_per_batch` rows, or more if its last row and further rows have the same value in this
+    column.
 
     `options` are arguments of SQLAlchemy's `create_engine`.
     """
@@ -90,7 +91,7 @@ class Sql:
         if context.output_mode == "update" and self.keyed is None:
             raise PipelineError(f"{self.describe()}: the output mode update needs a key, as in sql(..., key=['id'])")
         if context.output_mode == "complete" and self.keyed is not None:
-            raise PipelineError(f"{self.describe()}: the output mode complete replaces all rows and has no key")
+            raise PipelineError(f"{self.describe()}: the output mode complete replaces all rows, so it takes no key")
         return OpenedSql(self, context.query, context.output_mode == "complete")
 
     def load(self, context: SourceContext) -> "DataFrame":
@@ -106,7 +107,7 @@ class Sql:
     def engine(self) -> "Engine":
         """Return a new engine. Raises PipelineError if the URL is wrong or the database's driver is not installed."""
         sqlalchemy = load("sqlalchemy", "sql()", "sql")
-        # Each transaction has a connection of its own, so that none remains open in a task or after a failure.
+        # Each transaction has a connection of its own, so that no connection stays open in a task or after a failure.
         arguments = {"hide_parameters": True, "poolclass": sqlalchemy.pool.NullPool, **self.options}
         try:
             engine: Engine = sqlalchemy.create_engine(self.url, **arguments)
@@ -180,7 +181,7 @@ class OpenedSql:
         insert = insert_statement(self._engine.dialect.name, table, names, key)
         remove = delete_statement(table, key) if key else None
         finds_repeated = self._sink.keyed is not None and self._sink.keyed.order_by is None
-        keys: set[tuple[Any, ...]] = set()  # stays empty with `order_by`, with which each key has one row
+        keys: set[tuple[Any, ...]] = set()  # stays empty with `order_by`: then each key has one row
         for chunk in in_chunks(rows.toLocalIterator(prefetchPartitions=True)):
             for row in chunk if key else ():
                 if any(row[name] is None for name in key):

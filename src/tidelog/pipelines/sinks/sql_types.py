@@ -23,7 +23,7 @@ SQLITE_DIGITS = 15
 def column_type(column: "StructField", dialect: str, is_key: bool, collation: str) -> "TypeEngine[Any]":
     """Return the database's type for a column of Spark. Raises PipelineError if there is none.
 
-    `collation` is that of texts in MariaDB and MySQL.
+    `collation` is the collation of text columns in MariaDB and MySQL.
     """
     import sqlalchemy as sa
     from sqlalchemy.dialects import mysql, postgresql
@@ -42,7 +42,7 @@ def column_type(column: "StructField", dialect: str, is_key: bool, collation: st
     if name == "decimal":
         precision, scale = getattr(data_type, "precision", 10), getattr(data_type, "scale", 0)
         if dialect == "sqlite":
-            # A number in SQLite has SQLITE_DIGITS exact digits; a text has any number of them.
+            # A number in SQLite is exact only up to SQLITE_DIGITS digits. A text keeps all digits.
             return sa.Text() if precision > SQLITE_DIGITS else sa.Numeric(precision, scale)
         return sa.Numeric(precision, scale)
     if name in {"timestamp", "timestamp_ntz"}:
@@ -75,7 +75,8 @@ def create_table(engine: "Engine", name: str, columns: "StructType", key: Sequen
     from sqlalchemy.exc import OperationalError, ProgrammingError
 
     dialect = engine.dialect.name
-    # Texts of keys that differ in case, accents or trailing spaces are different keys in Spark.
+    # In Spark, texts that differ only in case, accents or trailing spaces are different keys. These collations also
+    # distinguish such texts.
     is_mariadb = bool(getattr(engine.dialect, "is_mariadb", False))
     collation = "utf8mb4_nopad_bin" if is_mariadb else "utf8mb4_0900_bin"
     definitions: list[Any] = [
@@ -109,7 +110,9 @@ def existing_table(engine: "Engine", name: str) -> "Table | None":
 
 
 def check_table(engine: "Engine", table: "Table", columns: "StructType", key: Sequence[str], sink: str) -> None:
-    """Raise PipelineError unless the table has all columns, transactions and, with a `key`, a unique index on it."""
+    """Raise PipelineError unless the table has all columns, supports transactions, and has a unique index on the
+    columns of `key`, if there is a key.
+    """
     import sqlalchemy as sa
 
     missing = [column for column in columns if column.name not in table.columns]
@@ -177,11 +180,11 @@ def delete_statement(table: "Table", key: Sequence[str]) -> "Delete":
 
 
 def converters(columns: "Iterable[StructField]", table: "Table", dialect: str) -> Mapping[str, Callable[[Any], Any]]:
-    """Return the function for each column that turns a value of Spark's Row into a value for the database."""
+    """For each column, return a function that converts a value of Spark's Row to a value for the database."""
     import sqlalchemy as sa
 
     return {
-        # MariaDB's type JSON is a text, so it gets a text.
+        # In MariaDB, JSON is only another name for LONGTEXT, so a JSON column gets a text there.
         column.name: _converter(column.dataType, isinstance(table.c[column.name].type, sa.JSON), dialect)
         for column in columns
     }
@@ -217,7 +220,7 @@ def _plain(value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Return the text that stands in JSON for a value of a type that JSON does not have."""
+    """Return a text that represents the value in JSON, because JSON does not have the value's type."""
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat()
     if isinstance(value, date):
@@ -230,8 +233,8 @@ def _text(value: Any) -> str:
 def begin_transactions_explicitly(engine: "Engine") -> None:
     """Let a transaction of SQLite begin before its first statement, and wait up to 30 s for other writers.
 
-    Python's sqlite3 alone would begin a transaction only before the first statement that changes rows, so that reads
-    and statements that create tables were not part of it.
+    Python's sqlite3 alone would begin a transaction only before the first statement that changes rows. Earlier reads
+    and earlier statements that create tables would then not be part of the transaction.
     """
     from sqlalchemy import event
 

@@ -19,7 +19,7 @@ class Store(Protocol):
         ...
 
     def remove(self, path: str) -> None:
-        """Remove a file of an attempt that failed. It may be missing."""
+        """Remove a file of an attempt that failed. The file may be missing."""
         ...
 
 
@@ -46,13 +46,13 @@ class LocalStore:
 
 @dataclass(frozen=True)
 class DeltaStore:
-    """The storage of a Delta table, through deltalake's own object store, with the sink's `storage_options`."""
+    """The storage of a Delta table. The library deltalake accesses it with the sink's `storage_options`."""
 
     url: str
     options: tuple[tuple[str, str], ...] = field(repr=False)
     """Options of the object store, as pairs. They may contain secrets."""
-    user: str
-    """The sink as error messages name it."""
+    label: str
+    """What error messages call the sink, for example `delta s3://bucket/sales`."""
 
     @contextmanager
     def create(self, path: str) -> Iterator[Any]:
@@ -60,7 +60,7 @@ class DeltaStore:
         from deltalake.fs import DeltaStorageHandler
         from pyarrow.fs import PyFileSystem
 
-        with store_errors(self.user, self.url, self.options, (OSError, DeltaError)):
+        with store_errors(self.label, self.url, self.options, (OSError, DeltaError)):
             file_system = PyFileSystem(DeltaStorageHandler(self.url, dict(self.options)))
             with file_system.open_output_stream(path) as stream:
                 yield stream
@@ -79,14 +79,14 @@ class IcebergStore:
     location: str
     properties: tuple[tuple[str, str], ...] = field(repr=False)
     """Properties of the catalog, as pairs. They may contain secrets."""
-    user: str
-    """The sink as error messages name it."""
+    label: str
+    """What error messages call the sink, for example `delta s3://bucket/sales`."""
 
     @contextmanager
     def create(self, path: str) -> Iterator[Any]:
         from pyiceberg.io import load_file_io
 
-        with store_errors(self.user, self.location, self.properties, (OSError,)):
+        with store_errors(self.label, self.location, self.properties, (OSError,)):
             file_io = load_file_io(dict(self.properties), self.location)
             with file_io.new_output(f"{self.location}/{path}").create() as stream:
                 yield stream

@@ -1,14 +1,14 @@
-"""Adds the files of each micro-batch to a directory exactly once, for every reader that lists the directory.
+"""Adds files to a directory, so that every reader that lists it finds the rows of each micro-batch exactly once.
 
 1. The executors write files into `_tidelog/staged/...`, with names that end with `.staged`, so that no reader reads
    them as data.
-2. The driver decides: it creates `_tidelog/<query>/<batch>.json`, the manifest, with the list of these files and of
-   their names in the directory. Only one process can create it; another one uses the manifest that exists.
-3. The driver gives the files their names: a directory renames them, and an object store copies them. The names contain
-   the query and the micro-batch, and each appears with its whole content.
+2. The driver decides: it creates the manifest, `_tidelog/<query>/<batch>.json`, with the list of these files and of
+   their final names. Only one process can create the manifest; every other process uses the manifest that exists.
+3. The driver gives the files their final names: in a directory it renames them, and in an object store it copies them.
+   The names contain the query and the micro-batch. Each file appears with its whole content.
 
-After a crash between the second and the third step, the next driver completes the third one. After a crash before the
-second step, the micro-batch is written again, and the files of the failed attempt are removed when it is committed.
+After a crash between the second and the third step, the next driver completes the third step. After a crash before the
+second step, the micro-batch is written again. When it is committed, the files of the failed attempt are removed.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ CONTROL = "_tidelog"
 """Directory of staged files and manifests. Spark, Hive and Arrow ignore names that begin with an underscore."""
 MANIFESTS_MAX = 1000
 """Number of manifests that are retained for each query. A second driver of the same query, which runs by mistake, does
-no harm unless it is more micro-batches behind than this."""
+no harm if it is behind by fewer micro-batches than this number."""
 
 
 class Entry(TypedDict):
@@ -45,7 +45,7 @@ class FileTarget(ABC):
     """The path or URL of its root."""
     query: str
     suffix: str
-    """End of the names of files, as `.parquet`."""
+    """The end of the file names, for example `.parquet`."""
     sink: str
     """The sink as error messages name it."""
 
@@ -63,18 +63,18 @@ class FileTarget(ABC):
 
     @abstractmethod
     def _publish(self, files: list[Entry]) -> str | None:
-        """Give the files their names, unless they have them. Return the name of a file that is missing, or None."""
+        """Give the files their final names, unless they have them. Return the name of a missing file, or None."""
 
     @abstractmethod
     def _remove_attempts(self, batch_id: int) -> None:
-        """Remove the files of micro-batches up to this one that are still staged. They belong to failed attempts."""
+        """Remove the files that are still staged for this and earlier micro-batches. They belong to failed attempts."""
 
     @abstractmethod
     def _remove_manifest(self, batch_id: int) -> None: ...
 
     @property
     def name(self) -> str:
-        """A short name of the query for names of files."""
+        """A short name of the query, which is used in file names."""
         return hashlib.sha256(self.query.encode()).hexdigest()[:12]
 
     def staging(self, batch_id: int) -> str:
@@ -82,7 +82,7 @@ class FileTarget(ABC):
         return f"{CONTROL}/staged/{self.name}-{batch_id}-{uuid.uuid4().hex[:8]}/"
 
     def finish(self, batch_id: int) -> bool:
-        """If the manifest of the micro-batch exists, give its files their names, and return True."""
+        """If the manifest of the micro-batch exists, give its files their final names, and return True."""
         manifest = self._read_manifest(batch_id)
         if manifest is None:
             return False
@@ -96,7 +96,7 @@ class FileTarget(ABC):
         return True
 
     def commit(self, batch_id: int, directory: str, files: list[WrittenFile]) -> None:
-        """Make the files, which are below `directory`, part of the data, unless the micro-batch has a manifest."""
+        """If the micro-batch has no manifest yet, make the files, which are below `directory`, part of the data."""
         entries = []
         for number, file in enumerate(files):
             partition = file.path.removeprefix(directory).rpartition("/")[0]
@@ -112,6 +112,6 @@ class FileTarget(ABC):
         return f"{CONTROL}/{self.name}/{batch_id:09}.json"
 
     def _attempt_batch(self, name: str) -> int | None:
-        """Return the micro-batch of a directory with this name in `_tidelog/staged`; None if it is not this query's."""
+        """Return the micro-batch of the directory `name` in `_tidelog/staged`; None if it is of another query."""
         query, _, rest = name.partition("-")
         return int(rest.partition("-")[0]) if query == self.name else None

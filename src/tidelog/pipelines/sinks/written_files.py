@@ -1,7 +1,7 @@
 """Writes the rows of a micro-batch as files, on the executors.
 
 Each task writes its own files with names that are used only once, and returns a list of them to the driver. The driver
-commits only files of these lists. It gets no list of a task that failed, and one list of a task that ran twice.
+commits only files of these lists. It gets no list from a task that failed, and only one from a task that ran twice.
 """
 
 import json
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 
 OPEN_FILES_MAX = 64
 """Upper bound on the files that a task writes at the same time. If a task has rows for more partitions of the table, it
-completes the file that has not received rows for the longest time. For later rows of that partition it begins another
-file."""
+completes the file that has not received rows for the longest time. If the partition of this file gets rows again, the
+task begins another file for it."""
 ROW_GROUP_BYTES = 32 << 20
 """Size of the rows in memory at which a row group of a Parquet file is written, in bytes."""
 STATISTICS_TEXT_MAX = 64
-"""Longest minimum or maximum of a text column that the statistics of a file contain, in characters."""
+"""If the minimum or the maximum of a text column has more characters than this, the statistics of a file contain
+neither of them."""
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 """Stands for a null or an empty text in the name of a directory, as in Hive, Spark and Arrow."""
 RESULT = "path string, size long, rows long, partition array<string>, statistics string, unbounded array<string>"
@@ -45,8 +46,8 @@ class WrittenFile(NamedTuple):
     statistics: str
     """JSON in Delta's format: numRecords, minValues, maxValues, nullCount. Empty unless the layout has statistics."""
     unbounded: list[str]
-    """Columns that have a text that is not UTF-8, or a date or time that Python does not have, as the minimum or
-    maximum of a row group."""
+    """Columns whose minimum or maximum in a row group cannot be read: it is a text that is not UTF-8, or a date or time
+    that Python cannot represent."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def check_partition_columns(batch: "DataFrame", names: tuple[str, ...], sink: st
     for name in names:
         if name not in types:
             raise PipelineError(
-                f"{sink}: there is no column {name}, which partition_by names; the rows have {', '.join(types)}"
+                f"{sink}: partition_by contains {name}, but there is no such column: the rows have {', '.join(types)}"
             )
         if not re.match(r"string|boolean|tinyint|smallint|int|bigint|date|timestamp|decimal", types[name]):
             raise PipelineError(
@@ -113,7 +114,8 @@ def write_task(batches: "Iterator[pa.RecordBatch]", store: Store, layout: Layout
     with removed_on_error(store, files), abandoned_on_error(store, writers):
         for batch in batches:
             for partition, rows in split(pa.Table.from_batches([in_utc(batch)]), layout.partition_by):
-                # A partition with new rows moves to the end, so the first one has not had rows for the longest time.
+                # A partition with new rows moves to the end of `writers`. So the first partition has waited
+                # longest for new rows.
                 writer = writers.pop(partition, None)
                 if writer is None:
                     if len(writers) >= OPEN_FILES_MAX:
@@ -258,7 +260,7 @@ class _FileWriter:
 
 
 def split(rows: "pa.Table", names: tuple[str, ...]) -> "Iterator[tuple[tuple[str | None, ...], pa.Table]]":
-    """Yield the rows of each partition of the table that occurs in `rows`, in order. Yield nothing for no rows."""
+    """For each partition of the table that has rows in `rows`, yield its values and its rows in their order."""
     import numpy as np
     import pyarrow as pa
 
@@ -351,7 +353,7 @@ def unbounded_columns(footer: Any) -> list[str]:
 
 
 def flat_statistics(footer: Any) -> "Iterator[tuple[str, list[Any]]]":
-    """Yield the name and the statistics of all row groups for each column that is not nested."""
+    """For each column that is not nested, yield its name and its statistics in all row groups."""
     for index in range(footer.num_columns):
         column = footer.schema.column(index)
         if "." not in column.path and not column.max_repetition_level and column.max_definition_level <= 1:
@@ -362,7 +364,9 @@ def flat_statistics(footer: Any) -> "Iterator[tuple[str, list[Any]]]":
 
 
 def _statistic(value: object) -> object:
-    """Return a minimum or maximum as a value for JSON, or None for a type or length without statistics."""
+    """Return a minimum or maximum as a value for JSON. Return None if it is a text that is too long, or if
+    its type gets no statistics.
+    """
     if isinstance(value, datetime):
         return value.strftime("%Y-%m-%dT%H:%M:%S.%f") + ("Z" if value.tzinfo is not None else "")
     if isinstance(value, date):
@@ -373,4 +377,4 @@ def _statistic(value: object) -> object:
         return value if len(value) <= STATISTICS_TEXT_MAX else None
     if isinstance(value, int):
         return value
-    return None  # decimals have no statistics here, nor have floating-point numbers: readers order NaN differently
+    return None  # for decimals, and for floating-point numbers, because readers order NaN in different ways

@@ -1,4 +1,4 @@
-"""Notices that the columns of a table have changed since a stream began to read it."""
+"""Check whether the columns of a table have changed since a stream began to read the table."""
 
 from typing import TYPE_CHECKING
 
@@ -9,13 +9,13 @@ if TYPE_CHECKING:
 
 
 def check_columns(subject: str, read: "StructType", present: "StructType", *, by_position: bool = False) -> None:
-    """Raise TemporaryError if the columns that a stream reads are not those that the table has now. Whether a column
-    may be null does not count. `by_position`: another order of the columns is a change, too.
+    """Raise TemporaryError if the columns `read` of a stream differ from the columns `present` of its table.
+    Nullability is not compared. `by_position`: another order of the columns is a change, too.
 
-    The columns of a stream are fixed when it starts. It would leave out a new column, and read a removed one as null.
-    When the pipeline starts again after this error, it repeats the micro-batch with the present columns. So `present`
-    are those of the newest version of the table, also if the micro-batch ends with an older version: otherwise the
-    error could appear again after each start.
+    The columns of a stream are fixed when it starts. Without this check, the stream would leave out a new column, and
+    read a removed column as null. When the pipeline starts again after this error, it repeats the micro-batch with the
+    columns of the newest version of the table. So `present` must be the columns of the newest version, even if the
+    micro-batch ends with an older version. Otherwise the error could appear again after each start.
     """
     before = {field.name: field.dataType.simpleString() for field in read.fields}
     now = {field.name: field.dataType.simpleString() for field in present.fields}

@@ -1,4 +1,4 @@
-"""Reads a Delta table, and in a stream the files that its versions add, without Spark's Delta jar.
+"""Reads a Delta table without Spark's Delta jar. A stream reads the files that new versions of the table add.
 
 The position of a stream is a version of the table. A micro-batch reads the files that were added by the versions after
 its start position. The table's log names these files, so a repeated micro-batch reads the same files.
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 NO_VERSION = -1
-"""The position before a table's first version. A stream that begins here first reads all rows of the newest version."""
+"""The position before a table's first version. If a stream begins here, its first micro-batch reads all rows of the
+newest version."""
 VERSIONS_MAX = 1000
 """Upper bound on the versions that one micro-batch reads."""
 
@@ -42,7 +43,7 @@ def load_delta(
     begins_after_version = begin_version is not None and context.begin is None
     source_options = {
         "location": location,
-        "storageSecrets": json.dumps(dict(options)),  # Spark hides the values of options with such names
+        "storageSecrets": json.dumps(dict(options)),  # Spark hides the values of options with "secret" in the name
         "begin": json.dumps(begin_version if begins_after_version else context.begin),
         "beginIsVersion": str(begins_after_version),
     }
@@ -85,20 +86,20 @@ class DeltaLog:
         self.storage = json.loads(options["storageSecrets"])
 
     def table(self, version: int | None = None) -> "DeltaTable":
-        """Return the newest version of the table, or the given one. Raises PipelineError if it does not exist."""
+        """Return the table in its newest version or in `version`. Raises PipelineError if it cannot be read."""
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
 
         try:
             table = DeltaTable(self.location, version=version, storage_options=self.storage)
         except (DeltaError, OSError) as error:
-            user = f"delta {self.location}"
-            found = store_error(user, self.location, error, self.storage.items()) if is_url(self.location) else None
+            label = f"delta {self.location}"
+            found = store_error(label, self.location, error, self.storage.items()) if is_url(self.location) else None
             text = without_secrets(one_line(str(error)), self.storage.items())
-            raise found or PipelineError(f"{user}: the table cannot be read: {text}") from error
+            raise found or PipelineError(f"{label}: the table cannot be read: {text}") from error
         features = set(table.protocol().reader_features or ())
         if "columnMapping" in features and "delta.columnMapping.mode" in table.metadata().configuration:
-            raise PipelineError(f"delta {self.location}: the table maps its columns, which this source cannot read")
+            raise PipelineError(f"delta {self.location}: the table uses column mapping, which this source cannot read")
         return table
 
     def columns(self) -> StructType:
@@ -148,7 +149,7 @@ class DeltaLog:
         if any(action["remove"].get("dataChange", True) for action in actions if "remove" in action):
             raise PipelineError(
                 f"delta {self.location}: version {version} updates or deletes rows, and a stream can only read rows "
-                f"that are appended: begin after it, with delta(..., begin_version={version})"
+                f"that are appended: delta(..., begin_version={version}) begins after this version"
             )
         adds = [action["add"] for action in actions if "add" in action]
         return [
@@ -158,7 +159,7 @@ class DeltaLog:
         ]
 
     def read(self, file: DeltaFile, schema: "pa.Schema") -> "Iterator[pa.RecordBatch]":
-        """Yield the rows of one file. Raises PipelineError or TemporaryError if an object store refuses it."""
+        """Yield the rows of one file. Raises PipelineError or TemporaryError if an object store refuses the read."""
         errors = (OSError,) if is_url(self.location) else ()
         with store_errors(f"delta {self.location}", self.location, self.storage.items(), errors):
             yield from read_file(self.file_system(), file, schema)
@@ -201,8 +202,8 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: int | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a constant. The first call of `latestOffset` decides where the query begins, and returns this version
-        as `begin`.
+        """Return a constant. The first call of `latestOffset` chooses the version after which the query begins, and
+        returns it as `begin`.
         """
         return {}
 
@@ -247,7 +248,9 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def read_file(file_system: Any, file: DeltaFile, schema: "pa.Schema") -> "Iterator[pa.RecordBatch]":
-    """Yield the rows of one Parquet file with the table's columns. Columns that the file does not have are null."""
+    """Yield the rows of one Parquet file with the table's columns. The values of partition columns are taken from
+    `file.partition`. Other columns that the Parquet file does not have are null.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -2,8 +2,8 @@
 
 An endpoint cannot be asked to repeat an old answer. So each page is stored in the staging directory, together with the
 cursor of the next page, before it becomes part of a micro-batch. The position of a stream is the number of the last
-page that was read. When a micro-batch has been committed, the pages before its last one are removed. A page without
-records is not stored, but its cursor is.
+page that became part of a micro-batch. When a micro-batch has been committed, the pages before its last page are
+removed. A page without records is not stored, but its cursor is.
 """
 
 import json
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 NO_PAGE: dict[str, Any] = {"cursor": None, "known": 0, "records_before": 0, "records": []}
-"""Used as the stored page before the first one. In a stored page, `cursor` and `known` say where the next page begins:
-the page at `cursor` begins with `known` records that are stored already. `records_before` is the number of records of
-the pages before this one."""
+"""Used instead of the newest stored page while no page is stored. In a stored page, `cursor` and `known` say where the
+next poll continues: in the endpoint's page at `cursor`, after its first `known` records, which are stored already.
+`records_before` is the number of records in all earlier stored pages."""
 STAGING = "staging"
 """Name of the option with the directory of the pages."""
 MOVED_CURSOR = "cursor"
@@ -58,7 +58,8 @@ def load_http(source: Http, context: SourceContext) -> "DataFrame":
             )
         spark.dataSource.register(HttpDataSource)
         options = {
-            "secretRequest": json.dumps(vars(source.request)),  # Spark hides the values of options with such names
+            # Spark hides the value of an option whose name contains "secret".
+            "secretRequest": json.dumps(vars(source.request)),
             "paging": json.dumps(vars(source.paging)),
             STAGING: local_path(source.staging),
             "intervalS": str(interval_s(source.interval, source.describe())),
@@ -71,10 +72,11 @@ def load_http(source: Http, context: SourceContext) -> "DataFrame":
         functions.lit(f"pipeline {context.pipeline}: a record of {source.describe()} cannot be parsed: "),
         functions.col("decoded.error"),
         functions.lit(
-            ". Leave out schema, and parse the column value in the pipeline's function, to put such records aside"
+            ". Leave out schema, and parse the column 'value' in the pipeline's function, to put such records aside"
         ),
     )
-    # A filter, because Spark leaves out a column that the pipeline's function does not use.
+    # The check is a filter and not a column, because Spark does not compute a column that the pipeline's function does
+    # not use.
     is_parsed = functions.when(
         functions.col("decoded.error").isNotNull(), functions.raise_error(message).cast("boolean")
     ).otherwise(functions.lit(True))
@@ -151,12 +153,13 @@ class Staging:
         except FileNotFoundError:
             raise PipelineError(
                 f"{self._directory}: page {number} is missing, so the micro-batch cannot be repeated. The directory "
-                "belongs to the checkpoint of the pipeline: restore it, or remove both and begin again"
+                "and the pipeline's checkpoint belong together: restore the directory, or remove both and begin again"
             ) from None
         return page
 
     def add(self, number: int, page: dict[str, Any]) -> bool:
-        """Store a page. Return False, and change nothing, if another process has stored this page."""
+        """Store a page under `number`. If another process has stored a page with this number, change nothing and return
+        False."""
         temporary = self._write(page)
         try:
             self._path(number).hardlink_to(temporary)
@@ -168,7 +171,8 @@ class Staging:
         return True
 
     def moved_cursor(self, number: int) -> Any:
-        """Return the cursor that `move_cursor` stored for this page, which is the newest one; None if there is none."""
+        """Return the cursor that `move_cursor` stored for page `number`, the newest page; None if there is no such
+        cursor."""
         try:
             moved = json.loads((self._directory / MOVED_CURSOR).read_text())
         except FileNotFoundError:
@@ -176,7 +180,8 @@ class Staging:
         return moved["cursor"] if moved["page"] == number else None
 
     def move_cursor(self, number: int, cursor: Any) -> None:
-        """Store where the page after page `number` begins. It replaces the cursor of that page."""
+        """Store the cursor at which the page after page `number` begins. This cursor replaces the cursor that page
+        `number` contains."""
         self._write({"page": number, "cursor": cursor}).replace(self._directory / MOVED_CURSOR)
         sync_directory(self._directory)
 
@@ -267,7 +272,8 @@ class HttpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._staging.remove_before(end["page"])
 
     def _poll(self, pages_max: int) -> int:
-        """Store up to `pages_max` new pages and return their number. It is less if the endpoint has no more records."""
+        """Store up to `pages_max` new pages, and return how many were stored. Fewer than `pages_max` are stored if the
+        endpoint has no more records, or if another process stores a page at the same time."""
         number = self._staging.last()
         previous = self._staging.load(number) if number else NO_PAGE
         cursor, known = previous["cursor"], previous["known"]
@@ -281,8 +287,8 @@ class HttpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             records = page.records[known:]
             has_new_cursor = page.cursor is not None and page.cursor != cursor
             if not page.records and has_new_cursor:
-                # Some endpoints give a new cursor with each answer, also if there are no more records. So the next poll
-                # continues here.
+                # Some endpoints give a new cursor with each answer, even if there are no more records. So this poll
+                # ends, and the next poll continues at the new cursor.
                 self._staging.move_cursor(number + stored, page.cursor)
                 break
             if not records and not has_new_cursor:

@@ -1,9 +1,9 @@
 """Read an Iceberg table without Spark's Iceberg jar. A batch query reads the newest snapshot, and a stream reads the
 files that new snapshots append.
 
-The position of a stream is a snapshot of the table. A micro-batch begins after one snapshot and ends with another, and
-reads the files that the snapshots between them, and the last one, have added. If it is repeated, it reads the same
-files. Snapshots that are not read yet must not expire.
+The position of a stream is a snapshot of the table. A micro-batch begins after one snapshot and ends with a later one.
+It reads the files that were added by the later snapshot and by the snapshots between the two. A repeated micro-batch
+reads the same files. Snapshots that are not read yet must not expire.
 """
 
 import json
@@ -81,14 +81,14 @@ class IcebergHistory:
     def table(self) -> "Table":
         from pyiceberg.exceptions import NoSuchTableError
 
-        user = f"iceberg {self.name}"
-        catalog = load_catalog(self.catalog, user)
+        label = f"iceberg {self.name}"
+        catalog = load_catalog(self.catalog, label)
         warehouse = str(catalog.properties.get("warehouse", ""))
         try:
-            with store_errors(user, warehouse, secrets_of(self.catalog), (OSError,)):
+            with store_errors(label, warehouse, secrets_of(self.catalog), (OSError,)):
                 return catalog.load_table(self.name)
         except NoSuchTableError as error:
-            raise PipelineError(f"{user}: there is no such table in the catalog") from error
+            raise PipelineError(f"{label}: there is no such table in the catalog") from error
 
     def columns(self) -> StructType:
         """Return the present columns of the table."""
@@ -116,7 +116,9 @@ class IcebergHistory:
         return found
 
     def added_files(self, begin: str, end: str) -> list[IcebergFile]:
-        """Return the files that the snapshots after `begin` up to `end` append, the oldest first."""
+        """Return the files that were appended by the snapshots after `begin`, up to and including `end`. The files of
+        the oldest snapshot come first.
+        """
         from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
         from pyiceberg.table.snapshots import Operation
 
@@ -180,7 +182,9 @@ class IcebergStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: str | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a constant. The first call of `latestOffset` decides where the query begins; its result says so."""
+        """Return a constant. The first call of `latestOffset` decides where the query begins. It returns this decision
+        as `begin`.
+        """
         return {}
 
     def prepareForTriggerAvailableNow(self) -> None:

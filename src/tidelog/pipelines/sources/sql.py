@@ -117,7 +117,7 @@ class TableReader:
         self.column: Column[Any] | None = table.columns[name] if name else None
 
     def columns(self) -> StructType:
-        """Return the present columns of the table."""
+        """Return the current columns of the table."""
         schema = StructType()
         for column in self.table.columns:
             schema = schema.add(column.name, _spark_data_type(spark_type(column)), True)
@@ -191,13 +191,13 @@ class TableReader:
         return value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
 
     def text(self, value: Any) -> str:
-        """Return a value of the column as a text for the offset of the stream."""
+        """Convert a value of the column to the text that an offset of the stream contains."""
         if isinstance(value, datetime | date):
             return value.isoformat()
         return str(value)
 
     def value(self, text: str) -> Any:
-        """Return the value of the column for a text of an offset."""
+        """Convert the text in an offset of the stream back to a value of the column."""
         import sqlalchemy as sa
 
         assert self.column is not None
@@ -241,7 +241,9 @@ class SqlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reader: TableReader | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a constant. The first call of `latestOffset` decides where the query begins; its result says so."""
+        """Return a constant. The first call of `latestOffset` decides where the query begins, and returns this position
+        as `begin`.
+        """
         return {}
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -268,7 +270,7 @@ class SqlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return TableReader(self._options).rows(partition, self._columns)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the connection: a task opens its own."""
+        """Leave out the table reader and its connection: each task opens its own."""
         return vars(self) | {"_reader": None}
 
     def _table(self) -> TableReader:

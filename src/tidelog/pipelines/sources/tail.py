@@ -3,8 +3,8 @@
 The position of a stream is a number of bytes for each file. A file is identified by its device and inode, so it may be
 renamed (`app.log` to `app.log.1`) if the pattern also matches its new name. Only whole lines are read.
 
-A file system gives the inode of a removed file to a new file. Therefore the stream also stores a hash of bytes before
-the position. If they have changed, the file is another one or was truncated, and it is read from its beginning.
+A file system may give the inode of a removed file to a new file. So the stream also stores a hash of bytes before the
+position. If these bytes have changed, the file is another one or was truncated, and it is read from its beginning.
 """
 
 import glob
@@ -30,13 +30,14 @@ BYTES_MAX = 64 << 20
 """Upper bound on the bytes of one file that a micro-batch reads, and therefore also on the length of a line."""
 SCHEMA = StructType().add("value", "string").add("path", "string").add("position", "long")
 HASHED_BYTES = 1024
-"""Upper bound on the bytes at the beginning of a file, and on those just before a position in it, that are hashed."""
+"""A hash is made of at most this many bytes at the beginning of a file, and at most this many before a position."""
 BEGINNINGS = "begun"
-"""Key in an offset of the stream: where the micro-batch begins in files in which it does not begin at the end of the
-previous one. The first micro-batch has an entry for each file that it does not read from its beginning. A later one has
-an entry for each file that was replaced or truncated."""
+"""Key in an offset of the stream. Each micro-batch has such an offset. The value has the positions from which the
+micro-batch reads some of the files: in the first micro-batch, each file that is not read from position 0; in any other
+micro-batch, each file that was replaced or truncated. The micro-batch reads all other files from the position where the
+previous micro-batch ended, and new files from 0."""
 ENDS = "ends"
-"""Key in an offset of the stream: where the micro-batch ends in each file."""
+"""Key in an offset of the stream. Its value has, for each file, the position at which the micro-batch ends."""
 HASHES = "hashes"
 """Key in an offset of the stream: the result of `hash_before` for the end in each file. Offsets that were stored by an
 early version have no hashes."""
@@ -62,7 +63,7 @@ class LineRange(InputPartition):
 
     path: str
     inode: int
-    """Inode of the file. Another file may have its path when a task reads it."""
+    """Inode of the file. When a task opens `path`, another file may be there."""
     begin: int
     end: int
     """Exclusive, in bytes."""
@@ -91,10 +92,11 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._pattern = options["pattern"]
         self._begins_with_latest = options["begin"] == "latest"
         self._sizes: dict[str, int] | None = None
-        """The sizes of files at which a query with the trigger `availableNow` ends."""
+        """With the trigger `availableNow`: the sizes of the files when the query began. The query reads only up to
+        these sizes."""
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a constant. The first call of `latestOffset` decides where the query begins; its result says so."""
+        """Return a constant. The first call of `latestOffset` returns the positions where the query begins."""
         return {}
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -126,9 +128,9 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if size < begin or is_another_file:
                     begin = 0
                 if self._sizes is not None:
-                    # Nothing is read of a file that appeared after the query had begun.
+                    # A file that appeared after the query had begun is not read.
                     size = min(size, self._sizes.get(name, begin))
-                if size < begin:  # truncated before the query began, and longer now
+                if size < begin:  # when the query began, the file was shorter than `begin`; now it is not
                     begin = 0
                 if begin < begins.get(name, 0):
                     read_again[name] = begin
@@ -172,11 +174,11 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"file {partition.path}: it was renamed after this micro-batch was planned. The next attempt finds "
                     "it under its new name, if the pattern matches that name"
                 )
-            # The hash is None if the file is shorter now. Then the lines that remain are still those of the plan.
+            # `hash_before` returns None if the file is now shorter than the plan requires. Then the loop below raises.
             if partition.end_hash is not None and hash_before(stream, partition.end) not in (None, partition.end_hash):
                 raise PipelineError(
-                    f"file {partition.path}: its lines up to byte {partition.end} belong to this micro-batch, and they "
-                    "were replaced by others after it was planned"
+                    f"file {partition.path}: its lines up to byte {partition.end} belong to this micro-batch, and were "
+                    "replaced by other lines after the micro-batch was planned"
                 )
             stream.seek(position)
             while position < partition.end:
@@ -190,7 +192,9 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 position += len(line)
 
     def _end_of_file(self, name: str, path: Path) -> int:
-        """Return the position after the last whole line that the file has now, or had when the query began."""
+        """Return the position after the last whole line of a file. With the trigger `availableNow`, only lines that it
+        had when the query began are considered.
+        """
         with opened(name, path) as stream:
             if stream is None:
                 raise TemporaryError(f"file {path}: it was renamed while the stream looked for its end")
@@ -198,7 +202,7 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return end_of_lines(stream, path, 0, end, bounded=False)
 
     def _files(self) -> dict[str, Path]:
-        """Return the files that match, by device and inode, in the order of their names."""
+        """Return the sorted paths of the files that match the pattern. The key of each is the result of `name_of`."""
         root = Path(self._pattern)
         pattern = str(root / "*") if root.is_dir() else self._pattern
         files: dict[str, Path] = {}
@@ -213,13 +217,13 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def name_of(found: os.stat_result) -> str:
-    """Return the name of a file in offsets: its device and inode."""
+    """Return the name that offsets of the stream use for a file: its device and inode."""
     return f"{found.st_dev}-{found.st_ino}"
 
 
 @contextmanager
 def opened(name: str, path: Path) -> Iterator[BinaryIO | None]:
-    """Open a file for reading. The value is None if its path has no file any more, or another one than `name`."""
+    """Open a file for reading. Yields None if there is no file at `path` any more, or if it is not the file `name`."""
     try:
         stream = open(path, "rb")  # noqa: SIM115  # closed below
     except FileNotFoundError:
@@ -235,8 +239,8 @@ def size_of(stream: BinaryIO) -> int:
 
 
 def hash_before(stream: BinaryIO, position: int) -> str | None:
-    """Return a hash of the first bytes of a file and of those just before `position`, up to HASHED_BYTES of each. None
-    if the file is shorter than `position`.
+    """Return a hash of the first bytes of a file and the last bytes before `position`, at most HASHED_BYTES of each;
+    None if the file is shorter than `position`.
 
     The first bytes alone would not distinguish files that begin with the same long header.
     """
@@ -250,7 +254,10 @@ def hash_before(stream: BinaryIO, position: int) -> str | None:
 
 
 def has_lines_until(name: str, path: Path, end: int, end_hash: str | None) -> bool:
-    """Return whether the file still has the lines up to `end` that the hash was made of. A hash of None is unknown."""
+    """Return whether the file `name` is still at `path` and has the same lines up to `end`.
+
+    `end_hash` is the result of `hash_before` for these lines. If it is None, only the size of the file is checked.
+    """
     with opened(name, path) as stream:
         if stream is None or size_of(stream) < end:
             return False
@@ -260,7 +267,8 @@ def has_lines_until(name: str, path: Path, end: int, end_hash: str | None) -> bo
 def end_of_lines(stream: BinaryIO, path: Path, begin: int, size: int, *, bounded: bool = True) -> int:
     """Return the position after the last whole line between `begin` and `size`.
 
-    `bounded`: at most BYTES_MAX after `begin`; raises PipelineError if a line is longer. `path` is for its message.
+    If `bounded`, the position is at most BYTES_MAX after `begin`, and a longer line raises PipelineError. The error
+    names `path`.
     """
     end = min(size, begin + BYTES_MAX) if bounded else size
     step = 1 << 20

@@ -7,7 +7,7 @@ Each codec has one module for both directions. Every part of Tidelog that needs 
     gzip     one or several members; bytes after a member that do not begin another member are ignored
     snappy   bare, or xerial's framing, whose header may repeat; up to three bytes after the last chunk are ignored
     lz4      one frame of independent blocks; bytes after the frame are ignored; content checksums are not compared
-    zstd     one or several frames, also skippable ones; the data may end inside a frame after the first (zstd_stream)
+    zstd     one or several frames, also skippable ones; a frame after a complete one may be cut short (zstd_stream)
 
 Decompression stops at a size limit in bytes, because a few KB may decompress to gigabytes. The size that the stream
 states is not trusted.
@@ -21,8 +21,8 @@ from tidelog.wire.primitives import Buffer, MalformedMessage
 def compress(codec: int, data: Buffer, level: int | None = None) -> Buffer:
     """Compress `data`. Returns `data` itself for Codec.NONE.
 
-    `level`: None for the library's default; otherwise gzip 1 to 9, lz4 1 to 17 (the slow compressor), zstd -131072
-    to 22.
+    `level`: None for the default (for lz4, the fast compressor); otherwise 1 to 9 for gzip, 1 to 17 for lz4 (always the
+    slow compressor), -131072 to 22 for zstd. Snappy has no levels.
     """
     if codec == Codec.NONE:
         return data

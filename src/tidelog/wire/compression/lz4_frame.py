@@ -1,6 +1,6 @@
 """LZ4: one frame of independent blocks, as Kafka's own reader requires (`Lz4BlockInputStream`).
 
-Frames are written with blocks of 64 KB, and only the header has a checksum. The reader checks the checksums of the
+Frames are written with blocks of 64 KB, and only the header has a checksum. `decompress` checks the checksums of the
 header and of blocks. It ignores the stated size and the checksum of the content, and everything after the frame,
 even a second frame.
 """
@@ -15,7 +15,7 @@ from tidelog.wire.compression.limits import pieces_max, too_large, too_many_piec
 from tidelog.wire.primitives import BrokenStream, Buffer
 
 _MAGIC = bytes.fromhex("04224d18")
-# Version 1 with independent blocks, blocks up to 64 KB, and the checksum of these two bytes.
+# 60: version 1 with independent blocks. 40: blocks up to 64 KB. 82: the checksum of the bytes 60 and 40.
 _HEADER = _MAGIC + bytes.fromhex("60 40 82")
 _END = bytes(4)
 _BLOCK_BYTES = 64 * 1024

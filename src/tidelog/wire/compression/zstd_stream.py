@@ -1,8 +1,8 @@
 """Zstandard (RFC 8878): one or several frames. Some of them may be skippable frames.
 
-The reader behaves like `ZstdInputStream` of zstd-jni, which Kafka uses. The data may end inside a frame that follows
-complete frames. If the reader has read this frame together with the end of the last complete frame (see
-`_READ_BYTES`), it accepts the stream as complete, with the bytes that the incomplete frame has produced.
+The reader behaves like `ZstdInputStream` of zstd-jni, which Kafka uses. If the data ends inside a frame, and the last
+read (see `_READ_BYTES`) also contains the end of a complete frame, the reader accepts the stream as complete. The
+result then includes the bytes that the incomplete frame has produced.
 """
 
 from contextlib import suppress
@@ -27,15 +27,16 @@ _ERROR_NUMBERS = 120
 """Java's reader interprets this many of the highest 32-bit numbers as error codes. If the number of missing
 bytes of an incomplete skippable frame is one of these numbers, the reader raises an error."""
 _READ_BYTES = (128 << 10) + 3
-"""Number of compressed bytes that Java's reader reads at a time. The data may end inside a frame only if the last read
-also contains the end of a complete frame."""
+"""Number of compressed bytes that Java's reader reads at a time. If the data ends inside a frame, the reader accepts it
+only if the last read also contains the end of a complete frame."""
 
 _MAGIC = 0xFD2FB528
 _SKIPPABLE_MASK, _SKIPPABLE_MAGIC = 0xFFFFFFF0, 0x184D2A50
 _NUMBER = Struct("<I")
-# Bits of the descriptor in a frame's header, and the sizes of the header's fields by their codes in the descriptor.
+# Bits of the descriptor in a frame's header.
 _SINGLE_SEGMENT = 0x20
 _CHECKSUM = 0x04
+# Sizes of two fields of the header. The index is the code that the descriptor contains for the field.
 _DICTIONARY_BYTES = (0, 1, 2, 4)
 _SIZE_BYTES = (0, 2, 4, 8)
 
@@ -72,7 +73,7 @@ def _decompress_cut(data: memoryview, limit_bytes: int, reason: str) -> bytes:
     """Return the decompressed bytes before the damage if Java's reader accepts the damaged stream as complete.
 
     `reason` is the library's error text. Raises BrokenStream if Java's reader refuses the stream. The caller has
-    checked that the bytes are within the limit.
+    checked that the decompressed bytes are within the limit.
     """
     buffer = cramjam.Buffer()
     with suppress(cramjam.DecompressionError):
