@@ -185,7 +185,7 @@ class CatchUp(NamedTuple):
 
 class ReplicasOffline(NamedTuple):
     """Report that the logs of these replicas of the broker cannot be used. The controller removes the broker from the
-    ISRs of these partitions, and elects other leaders.
+    ISRs of these partitions, and elects other leaders. It refuses ISR proposals that were made before this report.
     """
 
     broker_id: int

@@ -75,6 +75,7 @@ class Peers:
         partitions.on_peer_work = self._begin
         partitions.shared.stop_fetching = self._stop_fetching
         partitions.shared.on_refused_append = self._offline.add_refused
+        partitions.cuts.on_waiting_promotion = self._offline.add_waiting
 
     def start(self) -> None:
         """Start fetching. This broker must be registered already."""

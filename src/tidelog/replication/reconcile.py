@@ -82,6 +82,11 @@ class Reconciler:
         self.to_reopen: dict[tuple[str, int], LogConfig] = {}
         """Partitions that could not be opened because of a temporary error (TEMPORARY_ERRORS), with their settings."""
 
+    @property
+    def position(self) -> int:
+        """The roles of the partitions correspond to the journal's entries before this position."""
+        return self._image.position
+
     # Roles
 
     def change_roles(self, old: "MetadataImage", new: "MetadataImage") -> None:
@@ -106,7 +111,10 @@ class Reconciler:
                 if before is not state and before != state:
                     changed = self._partitions.find(name, index)
                     if changed is not None and changed.topic_id == topic.topic_id:
-                        self._apply_role(changed, state)
+                        # If the image has several changes of the partition, the leader epoch may have begun with an
+                        # earlier one of them.
+                        is_late = state.partition_epoch != before.partition_epoch + 1
+                        self._apply_role(changed, state, is_late=is_late)
                         leads_more |= before.leader != self._node_id and state.leader == self._node_id
         if leads_more:
             self._partitions.answer_followers_soon()
@@ -129,12 +137,13 @@ class Reconciler:
             if topic is not None and topic.topic_id == partition.topic_id and not partition.deleted:
                 self._apply_role(partition, topic.partitions[partition.index])
 
-    def _apply_role(self, partition: Partition, state: "PartitionState") -> None:
+    def _apply_role(self, partition: Partition, state: "PartitionState", *, is_late: bool = True) -> None:
+        """`is_late`: see `BecameLeader`."""
         if len(state.replicas) > 1:
             partition.step(BrokersChanged(self._eligible))
-        partition.step(self._role(partition, state))
+        partition.step(self._role(partition, state, is_late))
 
-    def _role(self, partition: Partition, state: "PartitionState") -> Event:
+    def _role(self, partition: Partition, state: "PartitionState", is_late: bool) -> Event:
         if self._node_id not in state.replicas or state.leader == NO_LEADER:
             return WentOffline(state.leader_epoch)
         if state.leader != self._node_id:
@@ -143,7 +152,7 @@ class Reconciler:
         # new ISR and an old min.insync.replicas.
         min_isr = self._newest_min_isr(partition)
         partition.use_min_insync_replicas(min_isr)
-        return BecameLeader(state.leader_epoch, state.partition_epoch, state.isr, state.replicas, min_isr)
+        return BecameLeader(state.leader_epoch, state.partition_epoch, state.isr, state.replicas, min_isr, is_late)
 
     def _newest_min_isr(self, partition: Partition) -> int:
         """Return the `min.insync.replicas` of the partition's topic in the newest image."""
