@@ -141,8 +141,9 @@ def list_all(
                 for each in listing.transactions
             ]
             print_table(Table([*columns, Column("Coordinator", True, spare=1)], rows))
-        print_notes(listing_problems(listing, cluster_client))
-        is_incomplete = warn_of_hidden_transactions(cluster_client) or bool(listing.failures)
+        problems = listing_problems(listing, cluster_client)
+        print_notes(problems)
+        is_incomplete = warn_of_hidden_transactions(cluster_client) or bool(problems)
     if not listing.transactions and not names and not json and not is_incomplete:
         is_filtered = wanted != TransactionFilter([], [])
         print("No transactional id matches the filters." if is_filtered else NO_TRANSACTIONS, file=sys.stderr)
