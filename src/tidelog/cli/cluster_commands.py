@@ -260,7 +260,11 @@ def reassign(
         raise UsageError("a plan (--brokers, --replicas, --plan), --cancel and --clear-throttle cannot be combined")
     if plan and (to_brokers or topics or replicas):
         raise UsageError("--plan already says which partitions move: leave out --brokers, --topics and --replicas")
-    if not makes_plan and (execute or throttle):
+    if watch and (cancel or clear_throttle):
+        raise UsageError("--watch waits for moves: it cannot be combined with --cancel and --clear-throttle")
+    if json and clear_throttle:
+        raise UsageError("--clear-throttle prints no JSON: leave out --json")
+    if not makes_plan and (execute or throttle or undo):
         raise UsageError("there is no plan: name the brokers with --brokers, for example --brokers 1,2,3")
     names = [name for name in topics.split(",") if name]
     with connect(bootstrap, client).open() as cluster_client:

@@ -16,7 +16,7 @@ from tidelog.cli.connection import (
     check_reachable,
     connect,
 )
-from tidelog.cli.errors import CommandError, raise_together
+from tidelog.cli.errors import CommandError, UsageError, raise_together, refuse_names_with_json
 from tidelog.cli.group_offsets import Escaped, copy_offsets, delete, delete_offsets, reset_offsets
 from tidelog.cli.groups import (
     DescribedGroups,
@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
+WATCH_INTERVAL_S = 2.0
+"""Default time between two measurements of `lag --watch`, in seconds."""
 GroupNames = Annotated[list[str], typer.Argument(metavar="GROUP...", show_default=False, help="One group or several.")]
 
 
@@ -97,6 +99,7 @@ def list_all(
     $ tidelog group list
     $ tidelog group list --json | jq -r '.[].group'
     """
+    refuse_names_with_json(names, json)
     with connect(bootstrap, client).open() as cluster_client:
         groups = list_groups(cluster_client)
         if names:
@@ -222,8 +225,9 @@ def lag(
     topic: Annotated[str | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Only this topic.")] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
     interval_s: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="How often --watch refreshes.")
-    ] = 2.0,
+        float | None,
+        typer.Option("--interval", metavar="SECONDS", min=0.1, help="How often --watch refreshes.", show_default=str(WATCH_INTERVAL_S)),
+    ] = None,
     json: AsJson = False,
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
@@ -250,10 +254,12 @@ def lag(
     $ tidelog group lag --watch
     $ tidelog group lag --json | jq '[.[].lag] | add'
     """
+    if interval_s is not None and not watch:
+        raise UsageError("--interval says how often --watch refreshes: add --watch")
     with ExitStack() as stack:
         query = LagQuery(stack, connect(bootstrap, client), parse_group_names(groups, escaped), topic)
         if watch:
-            watch_lag(query, interval_s, json, bootstrap)
+            watch_lag(query, interval_s or WATCH_INTERVAL_S, json, bootstrap)
             return
         lags = query()
     if json:

@@ -19,7 +19,7 @@ from tidelog.cli.connection import (
     connect,
     key_values,
 )
-from tidelog.cli.errors import CommandError, UsageError, raise_together
+from tidelog.cli.errors import CommandError, UsageError, raise_together, refuse_names_with_json
 from tidelog.cli.tables import (
     Column,
     Table,
@@ -178,6 +178,7 @@ def list_topics(
     $ tidelog topic list --names | grep orders
     $ tidelog topic list --json
     """
+    refuse_names_with_json(names, json)
     with connect(bootstrap, client).open() as cluster_client:
         # A topic that is deleted between two requests is left out.
         described = cluster.describe_each(cluster_client, cluster.topic_names(cluster_client), skip_missing=True)
