@@ -39,8 +39,8 @@ SIZE_OPTION = typer.Option(
     min=1,
     max=RECORD_SIZE_MAX,
     metavar="BYTES",
-    help="Size of each record's value.",
-    show_default=str(SIZE_BYTES),
+    help=f"Size of each record's value; default: {SIZE_BYTES}.",
+    show_default=False,
 )
 RecordSize = Annotated[int, SIZE_OPTION]
 SizeOfNewRecords = Annotated[int | None, SIZE_OPTION]
@@ -52,8 +52,8 @@ Partitions = Annotated[
         min=1,
         max=PARTITIONS_MAX,
         metavar="N",
-        help="Partitions of the temporary topic.",
-        show_default="1",
+        help="Partitions of the temporary topic; default: 1.",
+        show_default=False,
     ),
 ]
 Topic = Annotated[
@@ -314,7 +314,7 @@ def percentile_rows(latencies_ms: Sequence[float]) -> list[tuple[str, str]]:
 
 
 def milliseconds_text(value: float) -> str:
-    return f"{value:.3f} ms" if value < 10 else f"{value:.1f} ms"
+    return f"{value:.3f} ms" if round(value, 3) < 10 else f"{value:.1f} ms"
 
 
 def percentiles_json(latencies_ms: Sequence[float]) -> dict[str, float] | None:

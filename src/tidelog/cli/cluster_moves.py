@@ -16,6 +16,7 @@ from tidelog.cli.cluster_requests import (
 )
 from tidelog.cli.cluster_state import ClusterBroker, Move, racks_of, read_brokers, read_moves, read_partitions
 from tidelog.cli.errors import CommandError, UsageError
+from tidelog.cli.own_client import no_such_broker
 from tidelog.cli.reassignment_plan import (
     PlannedMove,
     lead_elsewhere,
@@ -68,11 +69,11 @@ def make_plan(
     _, _, registered = read_brokers(client)
     known = {broker.number for broker in registered}
     if unknown := [number for number in brokers if number not in known]:
-        raise CommandError(
-            f"there is no broker {comma_separated(unknown)}; the cluster has {comma_separated(sorted(known))}"
-        )
+        raise no_such_broker(unknown, sorted(known))
     if fenced := [broker.number for broker in registered if broker.is_fenced and broker.number in brokers]:
-        raise CommandError(f"broker {comma_separated(fenced)} is down or not ready: start it first")
+        are, them = ("is", "it") if len(fenced) == 1 else ("are", "them")
+        brokers_text = f"broker{'s' * (len(fenced) > 1)} {comma_separated(fenced)}"
+        raise CommandError(f"{brokers_text} {are} down or not ready: start {them} first")
     targets = brokers or [broker.number for broker in registered if not broker.is_fenced]
     partitions = read_partitions(client, topics)
     # If only the number of replicas changes (no brokers are named), the replicas that remain are not moved.
@@ -295,9 +296,7 @@ def registered_with(client: "Client", broker: int) -> list[ClusterBroker]:
     """Return all registered brokers. Raises CommandError if `broker` is not one of them."""
     _, _, registered = read_brokers(client)
     if broker not in {other.number for other in registered}:
-        raise CommandError(
-            f"there is no broker {broker}; the cluster has {comma_separated(other.number for other in registered)}"
-        )
+        raise no_such_broker([broker], [other.number for other in registered])
     return registered
 
 

@@ -226,7 +226,13 @@ def lag(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
     interval_s: Annotated[
         float | None,
-        typer.Option("--interval", metavar="SECONDS", min=0.1, help="How often --watch refreshes.", show_default=str(WATCH_INTERVAL_S)),
+        typer.Option(
+            "--interval",
+            metavar="SECONDS",
+            min=0.1,
+            show_default=False,
+            help=f"How often --watch refreshes; default: {WATCH_INTERVAL_S:g}.",
+        ),
     ] = None,
     json: AsJson = False,
     bootstrap: Bootstrap = LOCALHOST,

@@ -192,7 +192,7 @@ def test_a_topic_that_is_refused_does_not_hide_the_others(
     cluster.broker.answers["ListPartitionReassignments"] = lambda _: ListPartitionReassignmentsResponse(error_code=31)
     ran = tidelog("cluster", "status", "--all", code=3)
     assert "orders" in ran.text
-    assert "partitions of 1 topic not known" in ran.text
+    assert "Partitions: 1 led by another. The partitions of 1 topic are not known.\n" in ran.text
     notes = ran.errors.splitlines()
     assert "topic secret: TOPIC_AUTHORIZATION_FAILED" in notes[0]
     assert "unfinished moves cannot be read" in notes[1]
@@ -352,7 +352,8 @@ def test_unfinished_moves_are_listed_watched_and_cancelled(cluster: FakeCluster)
     ("arguments", "code", "error"),
     [
         (["--brokers", "1,x"], 2, "--brokers takes the numbers of brokers, for example --brokers 1,2,3, not '1,x'"),
-        (["--brokers", "1,7"], 1, "there is no broker 7; the cluster has 1, 2, 3"),
+        (["--brokers", "1,7"], 1, "there is no broker 7; the cluster has the brokers 1, 2, 3"),
+        (["--brokers", "1,7,9"], 1, "there are no brokers 7, 9; the cluster has the brokers 1, 2, 3"),
         (["--brokers", "1"], 1, "partition orders-0 needs 2 brokers for its replicas, and only 1 may be used (1)"),
         (["--execute"], 2, "there is no plan: name the brokers with --brokers"),
         (["--brokers", "1,2", "--cancel"], 2, "cannot be combined"),
@@ -395,7 +396,7 @@ def test_a_broker_without_replicas_that_does_not_run_is_unregistered(cluster: Fa
         "broker 3 is active, and would register again: stop it first"
         in tidelog("cluster", "unregister", "3", code=1).errors
     )
-    assert "there is no broker 9; the cluster has 1, 2, 3" in tidelog("cluster", "unregister", "9", code=1).errors
+    assert "there is no broker 9; the cluster has the brokers 1, 2, 3" in tidelog("cluster", "unregister", "9", code=1).errors
     assert not cluster.requests("UnregisterBroker")
     cluster.fenced = {3}
     assert tidelog("cluster", "unregister", "3").text == "Broker 3 is no longer registered.\n"

@@ -80,7 +80,7 @@ def test_moving(tidelog: Running) -> None:
         (["--move", "refused-0=/no/such"], "/no/such is not a data directory of broker 1; its data directories are "),
         (["--move", "refused-7=/no/such"], "refused-7 is in no usable data directory on any broker"),
         (["--move", "refused-0=/no/such", "--broker", 5], "refused-0 is in no usable data directory on broker 5"),
-        (["--broker", 5], "there is no broker 5; the cluster has 1"),
+        (["--broker", 5], "there is no broker 5; the cluster has the broker 1"),
         (["--topic", "nothing"], "no directory has a partition of nothing"),
     ],
 )

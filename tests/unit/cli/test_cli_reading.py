@@ -1,5 +1,6 @@
 """The reading loop of `tidelog consume --group`: partitions that cannot be read fail the command."""
 
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from confluent_kafka import TopicPartition as ConsumerPartition
 
 from tidelog.cli.connection import ConnectionOptions
 from tidelog.cli.errors import CommandError, UsageError
-from tidelog.cli.interrupts import Interrupts
+from tidelog.cli.interrupts import ENDING_SIGNALS, Interrupts, record_interrupts, restore_handlers
 from tidelog.cli.reading import GroupMember, TopicReader
 from tidelog.cli.records import IncomingRecord
 from tidelog.client.each import Failure
@@ -149,6 +150,20 @@ def test_only_a_revoked_partition_may_lose_its_commit() -> None:
     stage.consumer.refusal = KafkaError._INVALID_ARG
     with pytest.raises(CommandError, match="group g: the offset of a printed record is not committed"):
         stage.member.store(0, 7)
+
+
+def test_handlers_that_python_did_not_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python cannot install them again, so the signals get the default of the system."""
+    kept = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(signal, "getsignal", lambda number: None)
+            with record_interrupts() as interrupts:
+                signal.raise_signal(signal.SIGINT)
+                assert interrupts()
+        assert [signal.getsignal(number) for number in ENDING_SIGNALS] == [signal.SIG_DFL] * 3
+    finally:
+        restore_handlers(kept)
 
 
 @pytest.mark.parametrize("name", ["group.id", "enable.auto.offset.store"])

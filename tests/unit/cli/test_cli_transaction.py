@@ -230,7 +230,7 @@ def test_a_broker_that_does_not_exist_or_has_no_replica(unchanged: Stage) -> Non
     """An empty result would say that nothing is wrong there."""
     for command in (["find-hanging"], ["describe-producers", "--topic", "orders"]):
         missing = unchanged("transaction", *command, "--broker-id", "7", code=1).errors
-        assert missing == "Error: there is no broker 7; the cluster has 1\n"
+        assert missing == "Error: there is no broker 7; the cluster has the broker 1\n"
     with half_a_cluster() as where:
         arguments = ("transaction", "describe-producers", "--topic", "near:1", "--broker-id", "1")
         assert "broker 1 has no replica of these partitions of near" in tidelog(*arguments, *where, code=1).errors
