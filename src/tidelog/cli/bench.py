@@ -143,7 +143,7 @@ def consume(
         with progress("Reading", records) as on_progress:
             result = measure.measure_consume(connection, name, records, on_progress)
         if topic is None and result.records < records:
-            raise CommandError(f"{records} records were written, but only {result.records} could be read back")
+            raise CommandError(f"only {result.records} of {counted(records, 'written record')} could be read back")
     report_throughput("read", result, json)
 
 

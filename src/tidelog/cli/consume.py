@@ -225,7 +225,8 @@ def assign(reader: TopicReader, start: Start, wanted: Sequence[int]) -> None:
     count = len(topic.partitions)
     for index in wanted:
         if index >= count:
-            raise CommandError(f"topic {name} has no partition {index}: its partitions are 0 to {count - 1}")
+            existing = f"its partitions are 0 to {count - 1}" if count > 1 else "its only partition is 0"
+            raise CommandError(f"topic {name} has no partition {index}: {existing}")
     parts = [part for part in topic.partitions if not wanted or part.partition in wanted]
     wanted_topics = [topic._replace(partitions=parts)]
     uncommitted_ends = {}

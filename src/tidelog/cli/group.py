@@ -128,7 +128,7 @@ def show_groups(client: "Client", groups: ListedGroups, json: bool) -> None:
         print_table(groups_table(listed, described.groups, totals, notes))
     print_notes(groups.problems + measured.problems)
     offline = warn_of_groups(client, [lag.topic for lag in measured.lags])
-    if not listed and not json and GROUPS_TOPIC not in offline:
+    if not listed and not json and not groups.problems and GROUPS_TOPIC not in offline:
         print("No consumer groups yet. To begin one: tidelog consume TOPIC --group NAME", file=sys.stderr)
 
 
@@ -275,7 +275,7 @@ def lag(
     print_notes(query.problems)
     warn_of_hidden_groups(query.offline)
     raise_together(query.failures.values())
-    if not lags and not json and GROUPS_TOPIC not in query.offline:
+    if not lags and not json and not query.problems and GROUPS_TOPIC not in query.offline:
         if groups:
             in_topic = f" in topic {topic}" if topic is not None else ""
             names = ", ".join(map(name_text, query.groups or ()))

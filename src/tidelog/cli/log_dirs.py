@@ -372,7 +372,7 @@ def directory_state(directory: LogDirectory) -> str:
 
 def replica_state(replica: Replica) -> str:
     if replica.future:
-        return f"moving here, {cell(replica.offset_lag)} offsets behind"
+        return f"moving here, {cell(replica.offset_lag)} offset{'s' * (replica.offset_lag != 1)} behind"
     return "in use"
 
 

@@ -455,7 +455,7 @@ class GroupMember:
         """Find the offset where reading begins, for each partition in `unresolved`.
 
         This is the committed offset. If no offset is committed, the reset policy selects the earliest or the latest
-        offset. A partition whose offset cannot be listed is reported, and is not read until the group assigns it again:
+        offset, or is "error", which raises CommandError. A partition whose offset cannot be listed is reported, and is not read until the group assigns it again:
         its error is in `unknown_starts`. While a transaction that contains an
         offset of a partition is open, the partition stays in `unresolved`, because a commit of the transaction changes
         the committed offset. Raises CommandError if a committed offset cannot be read for another reason.
@@ -484,6 +484,12 @@ class GroupMember:
                     unstable.append(number)
                 else:
                     raise client_error(offset, f"group {self.group}, topic {self.topic}, partition {number}")
+            if uncommitted and self.reset == "error":
+                partitions = ranges([number for _, number in uncommitted])
+                raise CommandError(
+                    f"group {self.group} has no committed offset in {self.topic} {partitions}, and auto.offset.reset is"
+                    " error: tidelog group reset-offsets sets one"
+                )
             timestamp = EARLIEST if self.reset in ("earliest", "smallest", "beginning") else LATEST
             offsets, failures = cluster.list_offsets(self.client, dict.fromkeys(uncommitted, timestamp))
         self.unknown_starts |= {number: failure for (_, number), failure in failures.items()}

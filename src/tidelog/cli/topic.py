@@ -210,6 +210,15 @@ def records_json(topic: cluster.TopicState, known_offsets: cluster.KnownOffsets)
     }
 
 
+def records_text(topic: cluster.TopicState, known_offsets: cluster.KnownOffsets) -> str:
+    """Return the number of records as text, and the number of partitions whose records are not included."""
+    facts = records_json(topic, known_offsets)
+    records = counted(facts["records"], "record")
+    if not facts["partitions_without_offsets"]:
+        return records
+    return f"at least {records} ({counted(facts['partitions_without_offsets'], 'partition')} cannot be read)"
+
+
 def topics_table(topics: list[cluster.TopicState], known_offsets: cluster.KnownOffsets) -> Table:
     """Return the table of topics. "12+" means that the offsets of some partitions could not be read. The other
     partitions have 12 records.
@@ -388,7 +397,7 @@ def confirm_all(client: "Client", topics: list[cluster.TopicState]) -> bool:
         raise UsageError("the deletion cannot be confirmed, because stdin is not a terminal: add --yes to delete")
     known_offsets = cluster.offsets(client, topics)
     for topic in topics:
-        records = counted(records_json(topic, known_offsets)["records"], "record")
+        records = records_text(topic, known_offsets)
         question = f"Delete topic {topic.name} with {records}?"
         if topic.internal:
             question = f"Delete internal topic {topic.name} with {records}, {internal_content(topic.name)}?"

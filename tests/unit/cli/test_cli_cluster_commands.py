@@ -38,7 +38,7 @@ from tidelog.wire.messages.list_partition_reassignments import (
     OngoingPartitionReassignment,
     OngoingTopicReassignment,
 )
-from tidelog.wire.messages.metadata import MetadataResponse, MetadataResponseBroker
+from tidelog.wire.messages.metadata import MetadataResponse, MetadataResponseBroker, MetadataResponseTopic
 from tidelog.wire.messages.unregister_broker import UnregisterBrokerResponse
 from tidelog.wire.messages.update_features import UpdateFeaturesResponse
 
@@ -78,7 +78,9 @@ class FakeCluster:
 
     def metadata(self, request: Any) -> MetadataResponse:
         brokers = [MetadataResponseBroker(number, self.broker.host, self.broker.port) for number in (1, 2, 3)]
-        return MetadataResponse(brokers=brokers, controller_id=1)
+        names = ["orders"] if request.topics is None else [topic.name for topic in request.topics]
+        topics = [MetadataResponseTopic(0 if name == "orders" else 3, name) for name in names]
+        return MetadataResponse(brokers=brokers, controller_id=1, topics=topics)
 
     def describe_cluster(self, request: Any) -> DescribeClusterResponse:
         brokers = [
@@ -346,6 +348,31 @@ def test_unfinished_moves_are_listed_watched_and_cancelled(cluster: FakeCluster)
     assert request.topics[0].partitions[0].replicas is None
     cluster.unfinished = {1: ([2, 3], 2)}
     assert tidelog("cluster", "reassign", "--watch").text == "No partition moves.\n"
+
+
+def test_moves_of_a_topic_that_does_not_exist_are_not_no_moves(cluster: FakeCluster) -> None:
+    cluster.unfinished = {1: ([2, 3], 100)}
+    for option in ([], ["--watch"], ["--cancel"]):
+        ran = tidelog("cluster", "reassign", "--topics", "ordres", *option, code=1)
+        assert ran.errors == "Error: no such topic: ordres; did you mean orders?\n"
+    cluster.unfinished.clear()
+    for option in ([], ["--watch"], ["--cancel"]):
+        ran = tidelog("cluster", "reassign", "--topics", "orders", *option)
+        assert ran.text == "No partition of orders moves.\n"
+
+
+def test_a_topic_whose_settings_are_refused_is_named(cluster: FakeCluster) -> None:
+    """Otherwise the state would be better than it is: with fewer in-sync replicas than min.insync.replicas."""
+    cluster.broker.answers["DescribeConfigs"] = lambda request: DescribeConfigsResponse(
+        results=[
+            DescribeConfigsResult(ErrorCode.TOPIC_AUTHORIZATION_FAILED, None, each.resource_type, each.resource_name)
+            for each in request.resources
+        ]
+    )
+    notes = tidelog("cluster", "status").errors
+    refused = "min.insync.replicas of topic orders cannot be read, and is taken to be 1: TOPIC_AUTHORIZATION_FAILED"
+    assert f"Note: {refused}\n" in notes
+    assert "2 partitions would" in tidelog("cluster", "reassign", "--brokers", "1,3").text, "plans do not need the setting"
 
 
 @pytest.mark.parametrize(

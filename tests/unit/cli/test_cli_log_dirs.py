@@ -120,7 +120,7 @@ def test_moves_are_parsed_from_the_right() -> None:
 
 
 def test_the_states_of_directories_and_copies() -> None:
-    copy = Replica("t", 0, 10, 7, True)
+    copy = Replica("t", 0, 10, 1, True)
     found = [
         LogDirectory(1, "/a", "KAFKA_STORAGE_ERROR", -1, -1, False, []),
         LogDirectory(1, "/b", "", 4096, 1024, True, [copy, Replica("t", 1, 2048, 0, False)]),
@@ -130,6 +130,6 @@ def test_the_states_of_directories_and_copies() -> None:
         ["cordoned", "2", "2.0 KiB", "1.0 KiB", "4.0 KiB"],
     ]
     assert [row[2:] for row in partition_table(found).rows] == [
-        ["t-0", "10 B", "moving here, 7 offsets behind"],
+        ["t-0", "10 B", "moving here, 1 offset behind"],
         ["t-1", "2.0 KiB", "in use"],
     ]

@@ -143,6 +143,16 @@ def test_an_offline_partition_does_not_hide_the_failures_of_others(capfd: pytest
     assert "Offline: partition 1 of orders." in capfd.readouterr().err
 
 
+def test_the_policy_error_of_librdkafka_is_not_taken_for_the_end() -> None:
+    stage = Stage(until_end=True)
+    stage.member.reset = "error"
+    stage.consumer.assign(0, 1)
+    assert stage.run() == (
+        "group g has no committed offset in orders 0-1, and auto.offset.reset is error:"
+        " tidelog group reset-offsets sets one"
+    )
+
+
 def test_only_a_revoked_partition_may_lose_its_commit() -> None:
     stage = Stage(until_end=True)
     stage.consumer.refusal = KafkaError._STATE
