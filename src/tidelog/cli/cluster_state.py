@@ -320,8 +320,8 @@ def _has_failed(
 
 
 def _min_isr(client: "Client", topics: Iterable[str]) -> tuple[dict[str, int], dict[str, CommandError]]:
-    """Return `min.insync.replicas` by topic, and an error for each topic whose settings cannot be read. Topics that were
-    deleted in the meantime are left out.
+    """Return `min.insync.replicas` by topic, and an error for each topic whose settings cannot be read. Topics that
+    were deleted in the meantime are left out.
     """
     from tidelog.client.error_codes import error_name
     from tidelog.wire.errors import ErrorCode

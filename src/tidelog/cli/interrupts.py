@@ -45,13 +45,12 @@ class Interrupts:
 
 
 Handler: TypeAlias = Callable[[int, FrameType | None], Any] | int | None
-"""A handler as `signal.getsignal` returns it. None means that it was installed before Python started, and not by Python.
-"""
+"""A handler as `signal.getsignal` returns it. None means that it was installed before Python started."""
 
 
-def restore_handlers(handlers: Mapping[int, Handler]) -> None:
-    """Install these handlers of signals again. Python cannot install a handler that is not its own (None). Such a signal
-    gets the system's default instead, which ends the process.
+def restore_handlers(handlers: Mapping[signal.Signals, Handler]) -> None:
+    """Install these handlers of signals again. Python cannot install a handler that is not its own (None). Such a
+    signal gets the system's default instead, which ends the process.
     """
     for number, handler in handlers.items():
         signal.signal(number, signal.SIG_DFL if handler is None else handler)

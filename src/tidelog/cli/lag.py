@@ -136,7 +136,9 @@ class Ages:
         """Return the lags with `behind_ms`. At most FETCHES_MAX timestamps are fetched; further ages are None."""
         now_ms = time.time_ns() // 1_000_000
         oldest_records = [
-            (lag.topic, lag.partition, max(lag.committed, lag.start)) if lag.records and lag.committed is not None else None
+            (lag.topic, lag.partition, max(lag.committed, lag.start))
+            if lag.records and lag.committed is not None
+            else None
             for lag in lags
         ]
         wanted = dict.fromkeys(oldest for oldest in oldest_records if oldest is not None)
@@ -178,7 +180,8 @@ class Ages:
                 self._failed.add(tp)
                 return [f"not every age is known: {client_error(error, f'{oldest[0]}-{oldest[1]}')}"]
         if len(missing) > FETCHES_MAX:
-            return [f"not every age is known: one measurement reads {FETCHES_MAX} of them, and --watch reads the others later"]
+            rest = "--watch reads the others later"
+            return [f"not every age is known: one measurement reads {FETCHES_MAX} of them, and {rest}"]
         return []
 
 

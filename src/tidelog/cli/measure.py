@@ -212,8 +212,8 @@ def measure_latency(
         consumer.close()
     if len(arrivals.latencies_ms) < arrivals.wanted:
         raise CommandError(
-            f"only {len(arrivals.latencies_ms)} of {counted(arrivals.wanted, 'record')} had arrived {STUCK_S:.0f} s after the"
-            " planned time of the last one"
+            f"only {len(arrivals.latencies_ms)} of {counted(arrivals.wanted, 'record')} had arrived {STUCK_S:.0f} s"
+            " after the planned time of the last one"
         )
     return Latency(sorted(arrivals.latencies_ms), rate, arrivals.wanted / seconds_taken)
 

@@ -84,7 +84,9 @@ def broker_address(addresses: "Mapping[int, Address]", number: int) -> "Address"
 
 def no_such_broker(unknown: Sequence[int], existing: Collection[int]) -> CommandError:
     """Return the error for the ids of brokers that do not exist. It names the ids of all brokers that exist."""
-    missing = f"there is no broker {unknown[0]}" if len(unknown) == 1 else f"there are no brokers {comma_separated(unknown)}"
+    missing = (
+        f"there is no broker {unknown[0]}" if len(unknown) == 1 else f"there are no brokers {comma_separated(unknown)}"
+    )
     noun = "broker" if len(existing) == 1 else "brokers"
     return CommandError(f"{missing}; the cluster has the {noun} {comma_separated(existing)}")
 

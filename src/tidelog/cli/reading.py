@@ -356,7 +356,9 @@ class TopicReader:
                     self.pending_ends[number] = end
             # The ends of offline partitions cannot be listed, and `run` reports these partitions.
             offline_partitions = self.offline_by_topic.get(self.topic, ())
-            self.failures += [str(failure) for (_, number), failure in failures.items() if number not in offline_partitions]
+            self.failures += [
+                str(failure) for (_, number), failure in failures.items() if number not in offline_partitions
+            ]
 
     def close(self) -> None:
         """Leave the group and commit the offsets of the printed records."""
@@ -455,10 +457,10 @@ class GroupMember:
         """Find the offset where reading begins, for each partition in `unresolved`.
 
         This is the committed offset. If no offset is committed, the reset policy selects the earliest or the latest
-        offset, or is "error", which raises CommandError. A partition whose offset cannot be listed is reported, and is not read until the group assigns it again:
-        its error is in `unknown_starts`. While a transaction that contains an
-        offset of a partition is open, the partition stays in `unresolved`, because a commit of the transaction changes
-        the committed offset. Raises CommandError if a committed offset cannot be read for another reason.
+        offset, or is "error", which raises CommandError. A partition whose offset cannot be listed is reported, and is
+        not read until the group assigns it again: its error is in `unknown_starts`. While a transaction that contains
+        an offset of a partition is open, the partition stays in `unresolved`, because a commit of the transaction
+        changes the committed offset. Raises CommandError if a committed offset cannot be read for another reason.
         """
         from tidelog.client.operations import EARLIEST, LATEST
         from tidelog.model.ids import TopicPartition
@@ -518,7 +520,9 @@ class GroupMember:
             self._consumer.store_offsets(offsets=[TopicPartition(self.topic, partition, offset)])
         except KafkaException as error:
             if error.args[0].code() != KafkaError._STATE:
-                raise kafka_error(error, f"group {self.group}: the offset of a printed record is not committed") from error
+                raise kafka_error(
+                    error, f"group {self.group}: the offset of a printed record is not committed"
+                ) from error
             # The partition was revoked in the meantime, and another member will read these records again.
 
     def report_joining(self, seconds: float) -> None:

@@ -227,8 +227,8 @@ def plan_document(moves: Iterable[PlannedMove], *, before: bool = False) -> dict
 
 def moves_from_document(document: Any, partitions: Sequence[PartitionReplicas]) -> list[PlannedMove]:
     """Return a move for each partition whose replicas in the plan differ from its current replicas. Raises UsageError
-    for a malformed plan, and for one that contains more than Tidelog would carry out. Raises CommandError for a partition
-    that does not exist.
+    for a malformed plan, and for one that contains more than Tidelog would carry out. Raises CommandError for a
+    partition that does not exist.
     """
     current = {(part.topic, part.partition): part.replicas for part in partitions}
     try:

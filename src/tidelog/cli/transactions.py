@@ -113,16 +113,16 @@ def list_transactions(client: "Client", wanted: "TransactionFilter") -> "Transac
 
 
 def listing_problems(listing: "TransactionListing", client: "Client") -> list[str]:
-    """Return the lines about transactional ids that may be missing in the list: a line for each broker that did not list
-    its transactions, and a line for each requested state that a broker does not know.
+    """Return the lines about transactional ids that may be missing in the list: a line for each broker that did not
+    list its transactions, and a line for each requested state that a broker does not know.
     """
     problems = [
         f"broker {_broker_text(client, number)} did not list its transactions, so they are not shown: {failure}"
         for number, failure in listing.failures.items()
     ]
     return problems + [
-        f"the state {state_option(state)} is not known to {counted(brokers, 'broker')}, so transactional ids in this state"
-        " may be missing"
+        f"the state {state_option(state)} is not known to {counted(brokers, 'broker')}, so transactional ids in this"
+        " state may be missing"
         for state, brokers in sorted(Counter(listing.unknown_states).items())
     ]
 

@@ -372,7 +372,9 @@ def test_a_topic_whose_settings_are_refused_is_named(cluster: FakeCluster) -> No
     notes = tidelog("cluster", "status").errors
     refused = "min.insync.replicas of topic orders cannot be read, and is taken to be 1: TOPIC_AUTHORIZATION_FAILED"
     assert f"Note: {refused}\n" in notes
-    assert "2 partitions would" in tidelog("cluster", "reassign", "--brokers", "1,3").text, "plans do not need the setting"
+    assert "2 partitions would" in tidelog("cluster", "reassign", "--brokers", "1,3").text, (
+        "plans do not need the setting"
+    )
 
 
 @pytest.mark.parametrize(
@@ -423,7 +425,10 @@ def test_a_broker_without_replicas_that_does_not_run_is_unregistered(cluster: Fa
         "broker 3 is active, and would register again: stop it first"
         in tidelog("cluster", "unregister", "3", code=1).errors
     )
-    assert "there is no broker 9; the cluster has the brokers 1, 2, 3" in tidelog("cluster", "unregister", "9", code=1).errors
+    assert (
+        "there is no broker 9; the cluster has the brokers 1, 2, 3"
+        in tidelog("cluster", "unregister", "9", code=1).errors
+    )
     assert not cluster.requests("UnregisterBroker")
     cluster.fenced = {3}
     assert tidelog("cluster", "unregister", "3").text == "Broker 3 is no longer registered.\n"

@@ -16,7 +16,7 @@ from tidelog.cli.records import IncomingRecord
 from tidelog.client.each import Failure
 from tidelog.client.operations import EARLIEST, LATEST, Fetched, ListedOffset
 from tidelog.model.ids import TopicPartition
-from tidelog.wire.errors import ApiError, ErrorCode, error_for
+from tidelog.wire.errors import ErrorCode, error_for
 
 LOST = error_for(ErrorCode.NOT_LEADER_OR_FOLLOWER, "no leader")
 

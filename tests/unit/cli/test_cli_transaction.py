@@ -525,7 +525,9 @@ def test_a_state_that_a_broker_does_not_know_is_named() -> None:
 
     with half_a_cluster(ListTransactions=without_dead) as where:
         ran = tidelog("transaction", "list", "--state", "ongoing", "--state", "dead", *where)
-    assert "Note: the state dead is not known to 1 broker, so transactional ids in this state may be missing" in ran.errors
+    assert (
+        "Note: the state dead is not known to 1 broker, so transactional ids in this state may be missing" in ran.errors
+    )
     assert "No transactional id matches" not in ran.errors
 
 

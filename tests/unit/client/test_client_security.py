@@ -287,7 +287,7 @@ def test_settings_without_effect_are_refused() -> None:
 
 def test_an_error_names_the_settings_with_the_certificates() -> None:
     settings = {"security.protocol": "SSL", "ssl.ca.pem": "no certificate"}
-    with pytest.raises(CommandError, match="the certificates for TLS cannot be used: .*; they are from ssl.ca.pem$"):
+    with pytest.raises(CommandError, match=r"the certificates for TLS cannot be used: .*; they are from ssl\.ca\.pem$"):
         security_of(settings)
     settings |= {"ssl.certificate.location": CERTIFICATE, "ssl.key.password": "hush"}
     with pytest.raises(CommandError, match=f"from ssl.ca.pem, ssl.certificate.location={CERTIFICATE}$"):
