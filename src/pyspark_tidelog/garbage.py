@@ -25,5 +25,5 @@ def exempt_imported_objects(action: Literal["read", "write"]) -> None:
 
 @cache
 def _exempt_once(action: str) -> None:
-    gc.collect()  # Otherwise unreachable objects would be exempted, too, and never freed.
+    gc.collect()  # Without this call, unreachable objects would also be exempted, and never freed.
     gc.freeze()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from pyspark_tidelog.errors import OptionError
+from pyspark_tidelog.errors import OptionError, counted
 from pyspark_tidelog.offsets import Offsets
 from tidelog.client.each import Results
 from tidelog.client.errors import ClientError
@@ -22,10 +22,7 @@ logger = logging.getLogger("tidelog.spark")
 COMMIT_TIMEOUT_MS = 5_000
 """Time limit for one commit with all its attempts, in milliseconds. The query waits for the commit."""
 PAUSE_AFTER_FAILURE_S = 30.0
-"""Time after a failed commit in which no other commit is tried, in seconds."""
-NOT_COMMITTED, NOT_DESCRIBED = "group_commit_failed", "group_not_described"
-"""First words of a warning: a commit has failed; or it is not known whether the group has members, so no commit was
-tried."""
+"""Time after a failed request in which no other request is sent, in seconds."""
 HAS_MEMBERS = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.REBALANCE_IN_PROGRESS)
 """Error codes of a commit without membership, if the group has members."""
 
@@ -68,13 +65,13 @@ class GroupOffsets:
             listed = [group for group in client.list_groups().groups if group.group_id == self._group_id]
             group = client.describe_groups(listed)[self._group_id] if listed else None
         except (ClientError, ApiError) as error:
-            self._pause(NOT_DESCRIBED, str(error))
+            self._warn("group_not_described", str(error))
             return
         if isinstance(group, Group):
             if group.members:
-                raise OptionError(_members_text(self._group_id, f"{len(group.members)} members"))
+                raise OptionError(_members_text(self._group_id, counted(len(group.members), "member")))
         elif group is not None and not _is_missing(group):
-            self._pause(NOT_DESCRIBED, str(group))
+            self._warn("group_not_described", str(group))
             return
         self._members_checked = True
 
@@ -86,16 +83,16 @@ class GroupOffsets:
         try:
             results = self._connected().commit(self._group_id, changed)
         except (ClientError, ApiError) as error:
-            self._pause(NOT_COMMITTED, str(error))
+            self._warn("group_commit_failed", str(error))
             return
         self._committed |= {tp: offset for tp, offset in results.items() if isinstance(offset, int)}
         failures = {tp: failure for tp, failure in results.items() if not isinstance(failure, int)}
         if failures:
             partition, failure = next(iter(failures.items()))
             if isinstance(failure, ApiError) and failure.code in HAS_MEMBERS:
-                self._pause(NOT_COMMITTED, _members_text(self._group_id, "members"))
+                self._warn("group_commit_failed", _members_text(self._group_id, "members"))
             else:
-                self._pause(NOT_COMMITTED, f"{partition}: {failure}")
+                self._warn("group_commit_failed", f"{partition}: {failure}")
 
     def close(self) -> None:
         if self._client is not None:
@@ -107,8 +104,8 @@ class GroupOffsets:
             self._client = self._connect()
         return self._client
 
-    def _pause(self, event: str, reason: str) -> None:
-        """Commit nothing for PAUSE_AFTER_FAILURE_S, and log a warning that begins with `event`."""
+    def _warn(self, event: str, reason: str) -> None:
+        """Log a warning, and pause. `event` is the first word of the line."""
         self._paused_until = self._monotonic() + PAUSE_AFTER_FAILURE_S
         logger.warning(
             "%s group=%s retry_after_s=%d: %s. The query continues, because its offsets are in its checkpoint",

@@ -27,9 +27,9 @@ class Lag(NamedTuple):
     """Number of offsets that were in the topics but not yet processed. After compaction or transactions, there are
     fewer records than offsets."""
     seconds: float
-    """A lower bound on the age of the oldest offset that is not yet processed: the time between the first report that
-    contained this offset (the end of its partition was higher) and the newest report. 0 if no offset is left to
-    process."""
+    """A lower bound on the age of the oldest offset that is not yet processed. It is the time from one report to the
+    newest one: from the first report in which the end of the offset's partition is above the offset, so that the record
+    existed already. 0 if no offset is left to process."""
     partitions: Mapping[TopicPartition, int]
     """The part of `records` in each partition."""
 

@@ -2,8 +2,8 @@
 
     python -m spark_rounds_harness.driver SINK BOOTSTRAP INPUT TARGET FOLDER
 
-It prints one line of JSON when the query has started, and one after each micro-batch. It runs until it is killed, or
-until its stdin ends.
+It prints one line of JSON when the query has started, and one each time when it has processed further records. It runs
+until it is killed, or until its stdin ends.
 """
 
 import json
@@ -24,6 +24,7 @@ SETTINGS = {
     "spark.deploy.maxExecutorRetries": "-1",
     "spark.task.maxFailures": "100",
     "spark.sql.streaming.metricsEnabled": "false",
+    "spark.sql.streaming.noDataProgressEventInterval": "1000",
 }
 OFFSETS_PER_TRIGGER = 300
 POLL_S = 0.3
@@ -47,13 +48,14 @@ def main(sink: str, bootstrap: str, source: str, target_name: str, folder: str) 
     writer = SINKS[sink].write(frame, target)
     query = writer.option("checkpointLocation", str(target.folder / "checkpoint")).start()
     print(json.dumps({"end": 0}), flush=True)
-    last_batch = -1
+    last_end = 0
     while query.isActive:
-        progress = query.lastProgress
-        if progress is not None and progress["batchId"] > last_batch and progress["numInputRows"]:
-            last_batch = progress["batchId"]
-            end = json.loads(progress["sources"][0]["endOffset"])[source]
-            print(json.dumps({"end": sum(end.values())}), flush=True)
+        # If the last driver was killed after its last commit, this one finds no records. Then only a report of an idle
+        # query says what the query has processed.
+        end_offset = query.lastProgress and query.lastProgress["sources"][0]["endOffset"]
+        if end_offset and (end := sum(json.loads(end_offset)[source].values())) > last_end:
+            last_end = end
+            print(json.dumps({"end": end}), flush=True)
         if select.select([sys.stdin], [], [], POLL_S)[0] and not sys.stdin.read(1):
             query.stop()
             spark.stop()

@@ -48,7 +48,7 @@ class EncodedPartitions:
         return len(self._data) + len(self._ends) * self._ends.itemsize
 
     def part(self, indexes: range) -> bytes:
-        """Return the partitions `indexes`, which are contiguous."""
+        """Return the encoded partitions with these indexes. The step of `indexes` must be 1."""
         return self._data[self._ends[indexes.start] : self._ends[indexes.stop]] if indexes else b""
 
 
@@ -70,7 +70,7 @@ def encode_partitions(partitions: list[DescribeTopicPartitionsResponsePartition]
 def encode_topic(
     topic: DescribeTopicPartitionsResponseTopic, partitions: EncodedPartitions | None = None, indexes: range = range(0)
 ) -> bytes:
-    """Return one element of the array `topics` of a response. `topic` itself has no partitions."""
+    """Return `topic`, encoded with the range `indexes` of `partitions`. The list `topic.partitions` must be empty."""
     # The number of topics, which is 1, takes one byte. So does the number of partitions, which is 0.
     data = DescribeTopicPartitionsResponse(topics=[topic]).encode(VERSION)[TOPICS_FROM + 1 : -AFTER_TOPICS]
     if partitions is None or not indexes:
@@ -80,7 +80,7 @@ def encode_topic(
 
 
 def join_topics(response: DescribeTopicPartitionsResponse, topics: list[bytes]) -> bytes:
-    """Return the encoded `response` with these encoded topics. `response` itself has no topics."""
+    """Return the encoded `response` with these encoded topics. The list `response.topics` must be empty."""
     data = response.encode(VERSION)
     return b"".join((data[:TOPICS_FROM], uvarint(len(topics) + 1), *topics, data[TOPICS_FROM + 1 :]))
 

@@ -37,8 +37,8 @@ class EncodedTopics(Generic[S]):
         self._topics: dict[tuple[int, int], dict[str, tuple[TopicImage, S]]] = {}
 
     def of(self, image: MetadataImage, version: int, operations: int) -> "TopicsOfVersion[S]":
-        """Return the stored topics for this version of the API and these authorized operations. If other brokers are
-        online in `image` than before, or if most of the stored topics were deleted, remove all entries first.
+        """Return the stored topics for this version of the API and these authorized operations. Remove all entries
+        first if the online brokers have changed since the previous call, or if most of the stored topics were deleted.
         """
         online = frozenset(broker_id for broker_id in image.brokers if image.is_online(broker_id))
         if online != self._online:

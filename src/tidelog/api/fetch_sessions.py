@@ -6,9 +6,9 @@ session of a consumer replaces the least recently used session of a consumer, pr
 for two minutes. Otherwise the client gets no session and continues with full requests.
 
 A follower always gets a session, and a consumer's session never replaces it. Without sessions, replication would name
-every partition in each request, and a leader that has lost its lease would not know that its followers still fetch. If
-the cache is full, the follower's session replaces the least recently used session of a consumer, even if the consumer
-has used its session just now.
+every partition in each request, and a leader that has lost its lease could not know when its followers sent their
+requests. If the cache is full, the follower's session replaces the least recently used session of a consumer, even if
+the consumer has used its session just now.
 """
 
 from collections import OrderedDict
@@ -243,7 +243,7 @@ class FetchSessions:
         return FetchContext(session.active_items(), session, incremental=True)
 
     def _create(self, items: "FetchItems", uses_topic_ids: bool, *, of_follower: bool) -> FetchSession | None:
-        """Return a new session. If the cache has no room, a follower still gets a session; other clients get None."""
+        """Return a new session. A follower always gets one; other clients get None if no room can be made."""
         now_s = self._clock.monotonic()
         if of_follower:
             self._make_room_for_follower(len(items), new_sessions=1)

@@ -29,8 +29,8 @@ async def handle(
         producer_id = await services.producer_ids.next()
     except ApiError as error:
         return _failure(version, error)
-    # A producer that sends its old id gets a new id. To return the old id with a higher epoch, this broker would
-    # have to remember the epoch of every id.
+    # An idempotent producer that sends its old id also gets a new id. To return the old id with a higher epoch, this
+    # broker would have to remember the epoch of every id.
     return InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
 
 

@@ -1,6 +1,6 @@
-"""OffsetFetch (key 9), v1-10. v2: null for all topics, top-level error; v5: leader epoch (KIP-320); v7:
-require_stable (KIP-447); v8: several groups (KIP-709); v9: member id and epoch (KIP-848), which only groups of the
-consumer protocol check; v10: topic ids in place of names.
+"""OffsetFetch (key 9), v1-10. v2: null asks for all topics, top-level error; v5: leader epoch (KIP-320); v7:
+require_stable (KIP-447); v8: several groups (KIP-709); v9: member id and epoch (KIP-848), which are checked only for
+groups of the consumer protocol; v10: topic ids in place of names.
 """
 
 from collections.abc import Iterable
@@ -141,8 +141,8 @@ class _Fetch:
         self._unanswered += 1
 
         def reply(answer: _Offsets | ApiError) -> None:
-            # Store only the code: the error's traceback refers to this frame, so the whole request would remain in
-            # memory.
+            # Store only the error code. The error's traceback refers to the frame of `query_group`, so a stored error
+            # would keep the whole request in memory.
             self._results[number] = answer.code if isinstance(answer, ApiError) else answer
             self._unanswered -= 1
             if not self._unanswered and self._pending is not None:
@@ -227,7 +227,7 @@ class _Fetch:
         limit.
         """
         topics: _Topics = []
-        unknown_topics: _Topics = []  # the last topics of the response, as in Kafka
+        unknown_topics: _Topics = []  # after the known topics of the group, as in Kafka
         for query in queries:
             if query.error:
                 unknown_topics += yield from _error_topics([query], query.error)

@@ -27,7 +27,7 @@ logger = logging.getLogger("tidelog.connection")
 
 
 class PeerBroker(NamedTuple):
-    """The broker at the other end of a connection. It has proved its identity."""
+    """The identity of the broker at the other end of a connection."""
 
     broker_id: int
     incarnation: str

@@ -44,7 +44,7 @@ def handle(
 def write_markers(
     services: Services, request: WriteTxnMarkersRequest
 ) -> Steps[Pending[Steps[WriteTxnMarkersResponse]]]:
-    """Append the markers. The response is sent when each marker is committed or refused. If a marker names a
+    """Append the markers. The response is sent when all markers are committed or refused. If a marker names a
     partition more than once, the partition gets the marker once.
     """
     answers: Gathering[_Codes] = Gathering(partial(_response, request.markers))
@@ -142,9 +142,9 @@ def _write(
             partition.when_committed(appended.next_offset, settle)
         if marker.transaction_version < V2:
             # The transaction's records have the marker's epoch, or a lower one if the producer was fenced. The append
-            # has made the verifications of lower epochs invalid. Those of the marker's epoch become invalid here. With
-            # version 2 they remain valid: the marker's epoch is the epoch of the next transaction, whose first batches
-            # may wait for verification now.
+            # has made the verifications of lower epochs invalid. The verifications of the marker's epoch become invalid
+            # here. With version 2 these must remain valid: the marker's epoch is the epoch of the next transaction,
+            # whose first batches may wait for verification now.
             producers.invalidate_verifications(marker.producer_id, marker.producer_epoch + 1)
     except ApiError as error:
         settle(error)

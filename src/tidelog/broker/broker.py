@@ -218,8 +218,8 @@ class BrokerServer:
         if not is_fenced_at_first:
             await self._register()
         if self._peers is not None:
-            # This broker identifies itself to other brokers as registered only after its own image contains its
-            # registration. The broker epoch is the registration's position in the journal.
+            # On its connections to other brokers, this broker can prove that it is registered only when its own image
+            # contains its registration. The broker epoch is the registration's position in the journal.
             await metadata.publisher.wait_for(self.broker_epoch + 1)
             self._peers.start()
         self._listen()
@@ -475,7 +475,7 @@ class BrokerServer:
             self._bound_sockets.pop(0)
 
     def _guard_leaders(self, metadata: MetadataService) -> None:
-        """Make this broker, whenever it has no lease, stop leading the partitions that another broker may lead."""
+        """Create the guard. Without a lease, this broker must stop leading partitions that another broker may lead."""
         lifecycle, partitions = metadata.lifecycle, self.services.partitions
         assert lifecycle is not None
         guard = LeaseGuard(partitions, self.runtime.clock.monotonic, lifecycle.session_ms)
@@ -549,8 +549,8 @@ class BrokerServer:
 
         If the start failed before it acquired the directories, they are unchanged. Otherwise, if they were new, the
         files that the start has created are removed, unless a client may have connected. If all directories were clean,
-        they are marked clean again, unless the start failed before the last log was opened. In all other cases, they
-        remain unclean, as after a crash.
+        they are marked clean again, unless the start failed between the creation of `Services` and the opening of the
+        last log. In all other cases, they remain unclean, as after a crash.
         """
         if self._housekeeping is not None:
             self._housekeeping.cancel()

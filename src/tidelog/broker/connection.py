@@ -1,5 +1,5 @@
 """The server's side of one client connection: split the received bytes into requests, call their handlers, and send
-the responses in the order of the requests. A frame is one encoded request, after a length field of four bytes.
+the responses in the order of the requests. A frame is one encoded request. A length field of four bytes precedes it.
 
 Requests of one connection are handled one after another, as in Kafka. Only produce requests may be handled while
 earlier produce requests wait for their acknowledgement. Views into a request (record batches) are valid only until the
@@ -169,7 +169,7 @@ class ServerConnection:
             self._disconnect()
 
     def close(self, reason: str) -> None:
-        """Close the connection of a client that has violated the protocol or a limit. Later bytes are not processed."""
+        """Close the connection immediately, for example because the client has violated the protocol."""
         if not self.open:
             return
         logger.info("connection closed peer=%s reason=%s", self.peer.name, reason)
@@ -329,7 +329,7 @@ class ServerConnection:
             self._release()
 
     def _reserve(self, size: int) -> bool:
-        """Set the size of the unhandled requests to `size` bytes. Returns False if the connection had to be closed."""
+        """Tell the listener how many bytes unhandled requests use. Returns False if the connection had to be closed."""
         return self._listener.reserve(self, size if self._held_buffer is None else size + len(self._held_buffer))
 
     def _release(self) -> None:
@@ -544,8 +544,8 @@ class ServerConnection:
     # Responses
 
     def slot_answered(self, slot: Slot) -> None:
-        """If `slot` is the first slot, send its response. Then send the responses of the next slots, up to the first
-        slot that is not answered yet. Afterwards continue with waiting frames.
+        """Do nothing if an earlier request is not answered yet. Otherwise send the response of `slot` and the responses
+        of the answered slots directly after it. Then continue with waiting frames.
         """
         waiting = self._waiting
         if not waiting or waiting[0] is not slot or not self.open:

@@ -1,8 +1,9 @@
 """Create the metadata store that a broker uses (`metadata.store`), and check that the broker's data directories
 belong to this store.
 
-A broker whose store is not the file in its data directory writes a mark into each of its directories. Without the mark,
-a later start without the setting metadata.store would create an empty store, and would lose every topic.
+If the store is not the file metadata.sqlite in a data directory, the broker writes a mark into each of its data
+directories. Without the mark, a later start without the setting metadata.store would create an empty store, and would
+lose every topic.
 """
 
 from collections.abc import Sequence
@@ -56,8 +57,8 @@ def check_directories(disk: "Disk", address: "StoreAddress", paths: Sequence[str
     for path in paths:
         if elsewhere and disk.exists(f"{path}/{METADATA_STORE}"):
             raise UnusableDirectories(
-                f"the metadata of {path} is in its {METADATA_STORE}, and metadata.store={address}: remove the setting, "
-                "or choose an empty or a new directory (--data)"
+                f"the metadata of {path} is in its file {METADATA_STORE}, but metadata.store is set to {address}: "
+                "remove the setting, or choose an empty or a new directory (--data)"
             )
     return bool(marks)
 

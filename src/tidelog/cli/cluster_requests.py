@@ -1,4 +1,6 @@
-"""The requests of `tidelog cluster` that change something: elections, reassignments, throttles of replication."""
+"""The requests of `tidelog cluster` that change something: elections, reassignments, the removal of a broker's
+registration, throttles of replication.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -33,7 +35,7 @@ class Election(NamedTuple):
 def elect_leaders(client: "Client", partitions: Mapping[str, Sequence[int]] | None, *, unclean: bool) -> list[Election]:
     """Elect leaders. `partitions` contains the partitions by topic; None means all partitions. Raises CommandError.
 
-    For None, the brokers report only the partitions that needed an election.
+    With None, the result contains only the partitions that needed an election.
     """
     from tidelog.client.error_codes import error_name
     from tidelog.wire.errors import ErrorCode

@@ -43,8 +43,8 @@ def completion(
 
 
 def run_completion(command: Any, instruction: str) -> int:
-    """If `instruction` is `source_SHELL`, print the script. If it is `complete_SHELL`, print the completions that the
-    shell requests in environment variables.
+    """If `instruction` is `source_SHELL`, print the script. If it is `complete_SHELL`, print the completions of the
+    command line that the shell has put into environment variables.
 
     Return the exit code.
     """

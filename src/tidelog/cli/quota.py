@@ -29,7 +29,7 @@ User = Annotated[
         "--user",
         metavar="NAME",
         show_default=False,
-        help="A user; without authentication, every client is ANONYMOUS.",
+        help="A user. Without authentication, every client is the user ANONYMOUS.",
         rich_help_panel=ENTITY_PANEL,
     ),
 ]
@@ -70,8 +70,9 @@ def quota() -> None:
     """Show and change quotas: limits on what clients may use.
 
     producer_byte_rate and consumer_byte_rate limit the bytes per second.
-    request_percentage limits the share of the broker's thread, in percent.
-    controller_mutation_rate limits the partitions that are created or
+    request_percentage limits the percentage of the time of the broker's
+    event loop.
+    controller_mutation_rate limits how many partitions are created or
     deleted per second.
     connection_creation_rate limits the new connections per second.
 
@@ -192,7 +193,7 @@ def entity_from_options(
     default_client_id: bool,
     default_ip: bool,
 ) -> "Entity":
-    """Return the entity that the options select: the types and names of its parts. It is empty if no option is used.
+    """Return the entity that the options select: the types and names of its parts. It is empty without options.
 
     The name None means the default entity. Raises UsageError for options that cannot be used together.
     """
@@ -245,8 +246,8 @@ def parse_quota(text: str) -> tuple[str, float]:
 def describe_quotas(client: "Client", wanted: "Entity", *, strict: bool) -> list[Quota]:
     """Request the quotas of the entity and return them, sorted.
 
-    Without `strict`, entities that have further parts besides those of `wanted` are also returned: for a user, also
-    the user's client ids.
+    Without `strict`, also return the quotas of entities that have the parts of `wanted` and further parts: for a user,
+    also the quotas of the user's client ids.
     """
     from tidelog.wire.messages.describe_client_quotas import (
         ComponentData,
@@ -300,7 +301,7 @@ def quota_table(quotas: Sequence[Quota]) -> Table:
 
 
 def value_text(key: str, value: float) -> str:
-    """Return the value: with its unit at a terminal, as a plain number in a pipe."""
+    """Return the value as text: at a terminal with its unit, otherwise as a number without a unit."""
     if not sys.stdout.isatty():
         return f"{value:.15g}"
     if key in BYTE_RATES:

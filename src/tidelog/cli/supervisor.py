@@ -88,9 +88,11 @@ def supervise(options: Options) -> int:
         logger.warning("brokers with data are not started nodes=%s started=%d", ",".join(map(str, rest)), len(plans))
     try:
         for path in config.data_directories:
-            Path(path).mkdir(parents=True, exist_ok=True)  # one of them will contain the metadata store of the brokers
+            Path(path).mkdir(parents=True, exist_ok=True)  # by default, the first one will contain the metadata store
     except OSError as error:
-        return print_failure(f"{error.filename} cannot be created ({error.strerror}): choose another with --data DIR")
+        return print_failure(
+            f"{error.filename} cannot be created ({error.strerror}): choose another directory with --data DIR"
+        )
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         return runner.run(run_supervisor(options, config, plans))
 
@@ -183,7 +185,7 @@ class Supervisor:
         self._stopping = False
         self._all_failed = False
         self._preparation: asyncio.Future[None] | None = None
-        """The call of `Leases.prepare`, which begins when all brokers serve for the first time."""
+        """The call of `Leases.prepare`. It begins once, when every broker has served."""
         self._reading_end, self._writing_end = os.pipe()
 
     async def run(self) -> int:
@@ -255,7 +257,9 @@ class Supervisor:
         return process
 
     async def _report_when_serving(self, child: Child, process: asyncio.subprocess.Process) -> float | None:
-        """Report the broker's address, and return the time; None if the process ended before it served."""
+        """Report the broker's address when it serves, and return the monotonic time of this moment. Return None if the
+        process ended before it served.
+        """
         assert process.stdout is not None
         serving = read_serving_line(await process.stdout.readline())
         if serving is None:
@@ -284,7 +288,7 @@ class Supervisor:
     async def _stop_all(self) -> None:
         """Stop the brokers one after another.
 
-        A broker that stops hands over its leaderships, so that the remaining brokers still serve clients. The
+        Before a broker stops, it hands its leaderships over, so that the remaining brokers still serve clients. The
         controller decides about the leaderships, so it stops last.
         """
         self._stopping = True

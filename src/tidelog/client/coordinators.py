@@ -34,8 +34,8 @@ GROUPS = KeyType(0, "group")
 TRANSACTIONS = KeyType(1, "transactional id")
 
 CONCURRENT_BACKOFF = Backoff(5, 100)
-"""Pauses between attempts while the coordinator is still writing the markers of the previous transaction of the same
-transactional id. This takes milliseconds."""
+"""Pauses between attempts while the coordinator answers that it is still writing the markers of the transactional id's
+previous transaction. The pauses are short, because writing the markers takes only milliseconds."""
 
 
 class Coordinator(NamedTuple):

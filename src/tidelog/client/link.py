@@ -227,7 +227,9 @@ class Link:
 
 
 class _Guard:
-    """Closes the link on any exception, and converts OSError into BrokerUnreachable."""
+    """Closes the link on any exception. Converts an OSError into AuthenticationFailed if the broker requires a
+    certificate of this client, and otherwise into BrokerUnreachable.
+    """
 
     def __init__(self, link: Link) -> None:
         self._link = link

@@ -1,10 +1,11 @@
 """Operations of a producer that writes in transactions (see `operations`): begin, write, commit offsets, end.
 
-A transaction may be ended by another process than the one that wrote its records: `TransactionalProducer` is everything
-that such a process needs. `transactions` has the operations of administrators on transactions.
+A transaction may be ended by a process that did not write its records. For this, the process needs only the
+transaction's `TransactionalProducer`. `transactions` has the operations of administrators on transactions.
 
 Both versions of the protocol are supported. With version 1, the client adds each partition to the transaction before
-it writes to it. With version 2 (KIP-890), brokers do this, and each end of a transaction raises the producer's epoch.
+the first write to the partition. With version 2 (KIP-890), brokers do this, and each end of a transaction raises the
+producer's epoch.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -63,13 +64,13 @@ ADD_PARTITIONS_MAX = 3
 PRODUCE_MAX = {1: PRODUCE_BY_NAME - 1, 2: NEWEST}
 TXN_OFFSET_COMMIT_MAX = {1: 4, 2: 5}
 END_TXN_MAX = {1: 4, 2: 5}
-"""The last versions of Produce, TxnOffsetCommit and EndTxn, by transaction version. After a request of a later version,
-the broker would handle a transaction of version 1 as one of version 2."""
+"""The last versions of Produce, TxnOffsetCommit and EndTxn that may be sent, by transaction version. After a request of
+a later version, the broker would handle a transaction of version 1 as one of version 2."""
 OFFSET_FETCH_BY_NAME = 9
 """The last version of OffsetFetch that identifies topics by name. Later versions use topic ids."""
 
 FENCE_TIMEOUT_MS = 60_000
-"""The transaction timeout of a producer that is created only to fence another one. It begins no transaction."""
+"""The transaction timeout of a producer that is created only to fence another one, and begins no transaction."""
 END_REQUESTS_MAX = 500
 """Upper bound on the EndTxn requests that are sent before the first response is read, so that the requests and the
 responses fit into the buffers of the connections."""
@@ -193,8 +194,8 @@ def commit_offsets(
     group_id: str,
     offsets: Mapping[TopicPartition, CommittedOffset],
 ) -> Operation[None]:
-    """Commit the offsets of a group without members as a part of the transaction. They become visible when the
-    transaction is committed.
+    """Commit offsets of a group as a part of the transaction. The request names no group member, so brokers do not
+    check whether the group has members. The offsets become visible when the transaction is committed.
 
     Raises OffsetMetadataTooLarge if the metadata is longer than the broker's offset.metadata.max.bytes.
     """
@@ -247,8 +248,7 @@ def end_transactions(
     """Commit or abort the transaction of each producer. If the transaction has ended as requested, in this call or
     earlier, return the producer with which the next transaction begins. Otherwise return the final error.
 
-    Temporary failures are retried until the call times out. In this case GaveUp is raised, and some transactions may
-    still be open.
+    Temporary failures are retried. If the call times out, GaveUp is raised, and some transactions may still be open.
     """
     results: Results[TransactionalProducer, TransactionalProducer] = {}
     remaining = list(dict.fromkeys(producers))
@@ -310,7 +310,7 @@ def _end_each(
 def abort_leftovers(
     cluster: Cluster, backoff: Backoff, producers: Sequence[TransactionalProducer]
 ) -> Operation[Results[TransactionalProducer, None]]:
-    """Abort the open transactions of other processes, and fence the processes, so that they cannot begin again.
+    """Abort the open transactions of other processes. Fence the processes, so that they cannot begin new transactions.
 
     A transactional id whose producer id or epoch has changed is left alone: a newer run uses it. Return None for each
     producer that was fenced, and the final error of each other producer. Raises GaveUp when the call times out.

@@ -171,8 +171,7 @@ KEYS: tuple[Key, ...] = (
         "log.cleaner.dedupe.buffer.size",
         LONG,
         "134217728",
-        doc="Memory for the keys of one compaction pass, 192 bytes for each key. When this memory is full, the next "
-        "pass compacts the rest.",
+        doc="Memory for the keys of a compaction pass, 192 bytes for each key. If it is full, the next pass continues.",
         effect=True,
     ),
     Key(
@@ -525,8 +524,7 @@ KEYS: tuple[Key, ...] = (
         LONG,
         None,
         AtLeast(0),
-        doc="Limit on the bytes per second that are copied when replicas move between data directories. By default, "
-        "no limit.",
+        doc="Limit on the bytes per second that moves between data directories copy. By default, no limit.",
         effect=True,
         hidden=True,
     ),
@@ -552,7 +550,7 @@ KEYS: tuple[Key, ...] = (
         INT,
         "104857600",
         AtLeast(1),
-        doc="Largest request in bytes; a connection that announces a larger one is closed.",
+        doc="Largest request in bytes. If a client announces a larger request, its connection is closed.",
         effect=True,
         read_only=True,
     ),

@@ -28,8 +28,8 @@ KEYS: tuple[Key, ...] = (
         INT,
         "9000",
         doc="Term of the leases in a metadata store that other processes can reach. A value below 2000 means 2000. "
-        "After this time without a renewal, the controller is replaced or the broker is fenced. A controlled shutdown "
-        "also takes at most this time.",
+        "If a broker does not renew its lease within this time, it is fenced. If the controller does not renew its "
+        "lease, another broker becomes the controller. A controlled shutdown also takes at most this time.",
         effect=True,
         read_only=True,
     ),
@@ -45,8 +45,8 @@ KEYS: tuple[Key, ...] = (
         "initial.broker.registration.timeout.ms",
         INT,
         "60000",
-        doc="Time limit for two steps of the start of a broker in a cluster: its registration, and then the end of its "
-        "fencing. If one of the two steps takes longer than this, the start fails.",
+        doc="Time limit for each of two waits when a broker of a cluster starts: until it is registered, and then "
+        "until it is no longer fenced. If one of them takes longer, the start fails.",
         effect=True,
         read_only=True,
     ),

@@ -155,8 +155,8 @@ KEYS: tuple[Key, ...] = (
         LIST,
         "classic,consumer,streams",
         ListOf(("consumer", "classic", "share", "streams"), may_be_empty=False),
-        doc="Group protocols. If the list does not contain consumer, clients cannot use the consumer protocol. The "
-        "other names have no effect.",
+        doc="Names of group protocols. If the name consumer is not in the list, clients cannot use the consumer "
+        "protocol. The other names have no effect.",
         effect=True,
         read_only=True,
     ),
@@ -337,8 +337,8 @@ KEYS: tuple[Key, ...] = (
         BOOLEAN,
         "true",
         doc=(
-            "Verify that a partition belongs to the producer's transaction before the first records of the "
-            "transaction are appended. It concerns only producers that add the partitions themselves (transaction "
+            "Before the first records of a transaction are appended to a partition, verify that the partition belongs "
+            "to the transaction. This setting concerns only producers that add the partitions themselves (transaction "
             "version 1)."
         ),
         effect=True,

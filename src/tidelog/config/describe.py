@@ -211,8 +211,8 @@ def _synonyms(name: str, config: BrokerConfig) -> list[Synonym]:
 
 
 _NO_DEFAULT = ("node.id", "process.roles")
-"""Settings that must be set at the start in Kafka. Therefore Kafka lists no default for them. In Tidelog they are
-optional, and their default is listed only if they were not set at the start."""
+"""Kafka does not start without these settings, so it lists no default for them. In Tidelog they are optional: the
+default of such a setting is listed only if the setting has no static value."""
 
 
 def _shown_text(key: Key, text: str) -> str | None:

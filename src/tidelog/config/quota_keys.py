@@ -38,8 +38,8 @@ KEYS: tuple[Key, ...] = (
         INT,
         "1",
         AtLeast(1),
-        doc="Length of one window. It is also the longest delay because of request_percentage, and because of a limit "
-        "on the rate of new connections.",
+        doc="Length of one window. The quota request_percentage and limits on the rate of new connections cause no "
+        "delay that is longer than one window.",
         effect=True,
         read_only=True,
     ),

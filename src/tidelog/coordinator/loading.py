@@ -82,7 +82,8 @@ class Loader:
         """For each key, the last of the records that were committed while a transaction of another producer was open.
         The dict is emptied when no transaction is open."""
         self._deleted_during_transactions: dict[bytes, int] = {}
-        """For each key, the offset of the last tombstone among those records."""
+        """For each key, the offset of the last tombstone that was committed while a transaction of another producer was
+        open. This dict, too, is emptied when no transaction is open."""
         self._records_in_turn = 0
         self.records = 0
         """Number of records read so far."""

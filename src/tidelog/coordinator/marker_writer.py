@@ -6,9 +6,9 @@ again.
 
 A partition that knows a higher epoch of the producer, or of the coordinator, refuses the marker permanently. The
 marker then counts as written. Either the transaction is no longer open in the partition, or another coordinator has
-taken over. In the second case, this coordinator cannot commit records any more, so it does no harm if it considers the
-marker to be written. Kafka instead stops writing the transaction's markers. The transaction then remains in its
-PREPARE state until another broker becomes the coordinator.
+taken over. In the second case, this coordinator cannot commit records any more, so it can safely consider the marker
+to be written. Kafka instead stops writing the transaction's markers. The transaction then remains in its PREPARE state
+until another broker becomes the coordinator.
 """
 
 import logging
@@ -101,7 +101,7 @@ class MarkerWriter:
         self._write_locally = write_locally
         self._channels = channels
         self._waiting: dict[int, dict[_Work, dict[Partition, None]]] = {}
-        """Markers that are not sent yet, by the broker that leads their partitions."""
+        """For each broker, the markers that must still be sent to it."""
         self._senders: dict[int, asyncio.Task[None]] = {}
         """For each broker with markers, the task that sends them."""
         self._is_closed = False

@@ -1,8 +1,8 @@
 """Before the first records of a transaction are appended to a partition, ask the transaction's coordinator whether the
 partition belongs to the transaction (KIP-890).
 
-So a partition never has records of a transaction whose coordinator does not know about them. Otherwise nobody would
-ever end the transaction in this partition, and read_committed consumers would wait for ever.
+So the coordinator knows every partition that has records of the transaction. In a partition that the coordinator did
+not know, nobody would ever end the transaction, and read_committed consumers would wait for ever.
 """
 
 import logging
@@ -51,15 +51,15 @@ class Question(NamedTuple):
 
 
 _Key = tuple[str, int, int, bool]
-"""The fields of a question without the partition."""
+"""All fields of a question except the partition."""
 
 
 class TransactionGuard:
-    """Asks coordinators. Every other broker gets one request at a time. A request contains the questions that wait for
-    its receiver, up to QUESTIONS_PER_REQUEST_MAX.
+    """Asks coordinators. Each of the other brokers gets one request at a time. A request contains the waiting questions
+    for its receiver, at most QUESTIONS_PER_REQUEST_MAX.
 
-    Questions about several partitions of one transaction are asked together. Otherwise the coordinator would write a
-    record with all partitions for each question.
+    Questions about several partitions of one transaction are asked together. Otherwise the coordinator would write,
+    for each question, a record with all partitions of the transaction.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class TransactionGuard:
         coordinators: "TransactionCoordinators",
         channels: "BrokerChannels | None",
     ) -> None:
-        """`channels` lead to the other brokers; None if there are no other brokers."""
+        """`channels` are the connections to the other brokers; None if there are no other brokers."""
         self._tasks = runtime.tasks
         self._clock = runtime.clock
         self._config = config
@@ -84,11 +84,11 @@ class TransactionGuard:
     async def ensure(self, question: Question) -> None:
         """Return when the coordinator has confirmed that the partition belongs to the transaction.
 
-        Perhaps the end of the producer's previous transaction is not completely written yet (CONCURRENT_TRANSACTIONS).
-        If the question adds the partition, the coordinator is then asked again for a short time
-        (add.partitions.to.txn.retry.backoff.max.ms), which is cheaper than to let the client try again.
+        The coordinator answers CONCURRENT_TRANSACTIONS while the end of the producer's previous transaction is not
+        completely written. Then a question that adds the partition is repeated for a short time
+        (add.partitions.to.txn.retry.backoff.max.ms). This is cheaper than to let the client try again.
 
-        Raises the ApiError of the coordinator, or CoordinatorNotAvailable if it gives no answer.
+        Raises the ApiError of the coordinator, or CoordinatorNotAvailable if the coordinator gives no answer.
         """
         config = self._config
         wait_max_ms = min(config.get("add.partitions.to.txn.retry.backoff.max.ms"), config.get("request.timeout.ms"))
@@ -106,11 +106,11 @@ class TransactionGuard:
             )
 
     def close(self) -> None:
-        """Answer all waiting questions, and refuse new ones."""
+        """Refuse all waiting questions and all new ones (COORDINATOR_NOT_AVAILABLE)."""
         self._is_closed = True
         for sender in self._senders.values():
             sender.cancel()
-        for waiting in self._waiting.values():  # a task that is cancelled before its first step answers nothing
+        for waiting in self._waiting.values():  # a sender that is cancelled before its first step refuses nothing
             _refuse(waiting)
         if self._channels is not None:
             self._channels.close()
@@ -130,12 +130,12 @@ class TransactionGuard:
         return await answer
 
     def _ask_locally(self, transaction: _Key, asked: "_Asked") -> None:
-        """Ask the coordinator on this broker the questions about one transaction."""
+        """Pass the questions about one transaction to its coordinator, which is on this broker."""
         from tidelog.coordinator.decision import Producer
         from tidelog.coordinator.transaction.records import V2
 
         def reply(result: "Any") -> None:
-            """Accept an ApiError, None, or the code of each partition."""
+            """`result` is an ApiError, None for success, or a list with one code for each partition."""
             codes = result if isinstance(result, list) else [result.code if result else ErrorCode.NONE] * len(asked)
             for answers, code in zip(asked.values(), codes, strict=True):
                 _answer(answers, code)
@@ -175,8 +175,8 @@ class TransactionGuard:
             _refuse([*batch, *waiting])
 
     async def _send(self, broker_id: int, questions: "_Questions") -> "_Questions":
-        """Ask another broker. Return the questions that were not attempted, because another partition of the same
-        transaction was refused.
+        """Ask another broker. If it refuses some partitions of a transaction, it does not attempt the other partitions:
+        return the questions about these.
         """
         broker = self._metadata.image.brokers.get(broker_id)
         if broker is None or self._channels is None:
@@ -246,5 +246,5 @@ def _answer(questions: _Questions, code: ErrorCode) -> None:
 
 
 def _refuse(questions: _Questions) -> None:
-    """Answer the questions that have no answer yet with COORDINATOR_NOT_AVAILABLE."""
+    """Answer COORDINATOR_NOT_AVAILABLE to each question that has no answer yet."""
     _answer(questions, ErrorCode.COORDINATOR_NOT_AVAILABLE)

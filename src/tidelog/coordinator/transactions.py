@@ -90,7 +90,9 @@ class TransactionCoordinators:
     # Requests
 
     async def initialize(self, transactional_id: str, timeout_ms: int, expected: "Producer", reply: "Reply") -> None:
-        """Give the producer an id and an epoch (InitProducerId). On success, `reply` is called with this Producer."""
+        """Give the producer an id and an epoch (InitProducerId). On success, `reply` is called with a Producer that
+        contains both.
+        """
         from tidelog.coordinator.transaction.core import InitCall
 
         _check_id(transactional_id)

@@ -1,4 +1,4 @@
-"""Three groups that read the events, each for its own purpose. Each detects repeated events by the event's id.
+"""Three consumer groups read the events, each for its own purpose. Each group detects repeated events by their ids.
 
     python -m tidelog.demo.readers BOOTSTRAP NAME FILE
 
@@ -29,8 +29,8 @@ CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, value INTEGER NOT NULL
 """
 
 Work = Callable[[dict[str, Any]], str]
-"""A function that returns a key of the table `results` for an event. The value of this key is increased by one. ""
-means that no value is increased."""
+"""A function that returns a key of the table `results` for an event. The value of this key is increased by one.
+An empty key means that no value is increased."""
 
 
 def message_to_customer(event: dict[str, Any]) -> str:
@@ -80,7 +80,7 @@ class Reader:
         self._db.close()
 
     def _commit(self) -> None:
-        """Commit offsets. If this fails, the events may be delivered again, and are detected by their ids."""
+        """Commit offsets. If this fails, the events may be delivered again. Then `_process` recognises their ids."""
         try:
             self._consumer.commit(asynchronous=False)
         except KafkaException as error:

@@ -1,13 +1,13 @@
 """At the first bad batch of a recovery scan, decide between a torn tail and damage.
 
 After a crash, bytes that were appended since the last sync may be missing, in whole or in part: the file is short,
-or sectors that never reached the disk read as zeros. Such a torn tail is cut off and logged.
+or it contains zeros in place of sectors that were never written. Such a torn tail is cut off and logged.
 
 In four cases a bad batch is damage, and nothing is cut off:
 - It was synced before the crash.
 - Its checksum is valid, but its offset is wrong.
 - It has a message format from before Kafka 4.0.
-- None of its sectors reads as zeros, but sound batches follow it.
+- None of its sectors consists of zeros, but sound batches follow it.
 """
 
 from typing import TYPE_CHECKING
@@ -58,15 +58,15 @@ def check_torn_tail(
     following = next_sound_batch(file, position, end, next_offset)
     if following is None and (is_short or not has_later_records):
         return
-    # The bad batch ends where its header says, or, if the header itself is damaged, at the next sound batch at the
-    # latest. A lost sector before one of these ends explains the damage.
+    # The bad batch ends where its header says. If the header itself is damaged, the batch ends no later than the next
+    # sound batch begins. If a sector before one of these two ends was lost, the tail is torn.
     region_end = end if following is None else following
     stated_end = position + fields[LENGTH] + LENGTH_END if fields is not None else region_end
     ends = [end for end in (stated_end, region_end) if position < end <= region_end]
     if any(_has_lost_sector(file, position, end) for end in ends):
         return
-    where = "later segments" if following is None else f"position {following}"
-    raise CorruptLog(problem.path, position, f"{problem.reason}; sound batches follow at {where}") from problem
+    where = "in later segments" if following is None else f"at position {following}"
+    raise CorruptLog(problem.path, position, f"{problem.reason}; sound batches follow {where}") from problem
 
 
 def next_sound_batch(file: "File", position: int, end: int, offset_min: int) -> int | None:

@@ -65,7 +65,7 @@ class _UnsettledMove(NamedTuple):
     copy: DataDirectory
     old: DataDirectory
     discarded: DataDirectory
-    """Either `copy` or `old`. The records in this directory are not used."""
+    """Either `copy` or `old`: the directory whose files of this partition are not used."""
 
 
 class DataDirectories:
@@ -168,7 +168,7 @@ class DataDirectories:
         self._settle_moves()
 
     def _remove_empty(self, created_paths: Sequence[str]) -> None:
-        """Remove new directories that contain nothing but a lock file, children before their parents."""
+        """Remove new directories that contain at most a lock file. Remove children before their parents."""
         for path in reversed(created_paths):
             if self._disk.exists(path) and set(self._disk.list(path)) <= {LOCK}:
                 self._disk.remove_tree(path)
@@ -226,7 +226,7 @@ class DataDirectories:
 
     def _check(self) -> None:
         """Raise UnusableDirectories if no directory can be used, if the metadata store is possibly in a directory that
-        cannot be used, or if there are two stores or two directories with the same id.
+        cannot be used, if two directories contain a store, or if two directories have the same id.
         """
         if not self.online and not self._missing:
             reasons = "; ".join(f"{path}: {reason}" for path, reason in self.failed.items())

@@ -36,7 +36,7 @@ class SparseIndex:
     """Base class of both indexes, which have two ascending columns. The file contains the first `written` rows.
 
     Memory contains the rows from `_first` on. These are at least the last row and the new rows. If a look-up needs
-    earlier rows, all rows are loaded. `count` is -1 until the file has been read.
+    earlier rows, all rows are loaded. `count` is the number of all rows; it is -1 until this number is known.
     """
 
     __slots__ = (
@@ -134,7 +134,7 @@ class SparseIndex:
         self.written = self.count
 
     def sync(self) -> None:
-        """Make the file durable. Blocks. Thread-safe, because it uses no state that the loop changes."""
+        """Make the file durable. The call blocks. It is thread-safe, because it does not use the rows in memory."""
         file = self._disk.open(self.path)
         try:
             file.sync()
@@ -142,10 +142,10 @@ class SparseIndex:
             file.close()
 
     def use_cache(self, cache: "IndexCache | None") -> None:
-        """Unload the index, and count its memory in `cache` from now on. After this call, the index may only be used
-        on the loop.
+        """Unload the index, and count its memory in `cache` from now on. After this call, only the event loop may use
+        the index.
 
-        With None, the memory is not counted, and a thread may use the index instead.
+        If `cache` is None, the memory is not counted, and a thread may use the index instead of the event loop.
         """
         self._cache = cache
         self.unload()

@@ -21,14 +21,14 @@ class EpochEnd(NamedTuple):
 
 
 class LeaderEpochs:
-    """(epoch, first offset) pairs, both ascending. `dirty` is True until the owner has written them to the
-    checkpoint.
+    """(epoch, first offset) pairs, both ascending. Each change of the pairs sets `dirty`. The owner clears `dirty` when
+    it writes the pairs to the checkpoint.
     """
 
     __slots__ = ("_epochs", "_starts", "dirty")
 
     def __init__(self, entries: list[tuple[int, int]] | None = None) -> None:
-        """`entries` come from a checkpoint. If some are out of order, they are resolved as in `assign`."""
+        """`entries` come from a checkpoint. An entry removes entries before it that contradict it, as in `assign`."""
         self._epochs: list[int] = []
         self._starts: list[int] = []
         self.dirty = False
@@ -78,8 +78,8 @@ class LeaderEpochs:
         return EpochEnd(self._epochs[after - 1], self._starts[after])
 
     def end_offset_at_leader(self, epoch: int, leader_epoch: int, epoch_start: int, log_end_offset: int) -> EpochEnd:
-        """Return the result of `end_offset_for` on a leader. The leader's own epoch began at `epoch_start`, even if
-        it has no record yet.
+        """Return the result of `end_offset_for` on a leader. Its own epoch, `leader_epoch`, began at `epoch_start`,
+        even if the log has no record of this epoch yet.
         """
         if epoch == leader_epoch:
             return EpochEnd(epoch, log_end_offset)

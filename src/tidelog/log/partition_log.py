@@ -1,8 +1,8 @@
 """The log of one partition: append, read, truncate, apply retention, flush.
 
-All methods are called on the event loop. They use the page cache and do not wait for the disk, unless a docstring
-says that the method blocks. Indexes, producer state and leader epochs are derived from the batches; recovery uses
-the same code to derive them.
+A method that blocks says so in its docstring. The other methods are called on the event loop: they use the page cache
+and do not wait for the disk. Indexes, producer state and leader epochs are derived from the batches; recovery uses the
+same code to derive them.
 """
 
 import logging
@@ -129,8 +129,8 @@ class PartitionLog:
         """Apply new topic settings."""
         self.config = config
         self._size_max = min(config.max_message_bytes, config.segment_bytes)
-        # `append` checks a client's batch in detail if the batch is more than `_ahead_max_ms` in the future. If the
-        # batch is older than `_age_max_ms`, other conditions decide. With -UNLIMITED, all are checked in detail.
+        # `append` checks a client's batch in detail if the batch is more than `_ahead_max_ms` in the future, or if it
+        # is older than `_age_max_ms` and its header may state wrong times. With -UNLIMITED, it checks every such batch.
         self._ahead_max_ms = min(AHEAD_MS, config.message_timestamp_after_max_ms)
         self._age_max_ms = retention_time_ms(config)
         if (
@@ -186,9 +186,7 @@ class PartitionLog:
         return next(iter(self.producers.open_transactions), self.log_end_offset)
 
     def last_stable_offset_below(self, high_watermark: int) -> int:
-        """Return the offset at which read_committed reads end. It is not below the log start offset, even if the oldest
-        unfinished transaction began before the log start offset.
-        """
+        """Return the offset at which read_committed reads end. It is never below the log start offset."""
         unstable = self.producers.first_unstable_offset(high_watermark)
         return high_watermark if unstable is None else min(max(unstable, self.log_start_offset), high_watermark)
 
@@ -197,12 +195,10 @@ class PartitionLog:
     def append(
         self, batch: memoryview, header: BatchHeader, *, leader_epoch: int, now_ms: int, limits: Limits = True
     ) -> Appended:
-        """Append one batch as the leader. Base offset and leader epoch are written into `batch`. If the batch
-        repeats one of its producer's last five batches, it is not appended, and the result of the first append is
-        returned. `limits`: how to check the topic's limits on clients (`validation.Limits`). Raises the ApiError for
-        the response (StorageError if the log or its disk is unusable), or NotInline if the examination of the records
-        would take too long.
-        """
+        """Append one batch as the leader. Base offset and leader epoch are written into `batch`. A batch that repeats
+        one of its producer's last five batches is not appended: the result of the first append is returned. `limits`:
+        how to check limits on clients (`validation.Limits`). Raises the ApiError for the response (StorageError if the
+        log or its disk is unusable), or NotInline if the examination of the records would take too long."""
         segment = self._segments.active
         size, position, base_offset = header.size, segment.size, self.log_end_offset
         next_offset = base_offset + header.last_offset_delta + 1
@@ -210,7 +206,7 @@ class PartitionLog:
         if limits and (
             size > self._size_max
             or max_timestamp - now_ms > self._ahead_max_ms
-            or base_timestamp < 0  # this line and the next: the code of `contradicts_itself`
+            or base_timestamp < 0  # `contradicts_itself`, inlined
             or (base_timestamp != max_timestamp and (base_timestamp > max_timestamp or header.count == 1))
             or (
                 (not base_timestamp or now_ms - base_timestamp > self._age_max_ms)
@@ -349,7 +345,7 @@ class PartitionLog:
             try:
                 if error.errno not in NOT_OPENED:
                     segment.file.truncate(position)
-                    segment.transactions.truncate_to(end_offset)  # the entry of an abort marker that was not written
+                    segment.transactions.truncate_to(end_offset)  # an abort marker's entry is written before the marker
                 # If the batch would have been the first one of its leader epoch, the log has no records of this epoch.
                 self.epochs.truncate_from_end(end_offset)
                 self._leader_epoch = -1
@@ -409,7 +405,7 @@ class PartitionLog:
             raise self._io_failed("read", error) from error
 
     def cold_read(self, start: int, bytes_max: int) -> ColdRead | None:
-        """Return a ColdRead if `read` would wait for the disk; otherwise None. Run it on a thread before `read`."""
+        """Return a ColdRead if `read` would wait for the disk, else None. A thread must run it before `read`."""
         if self.failure is not None or not self.log_start_offset <= start < self.log_end_offset:
             return None
         return self.look_up(lambda: self.reader.cold_read(start, bytes_max))
@@ -432,8 +428,8 @@ class PartitionLog:
     # Truncation
 
     def recovery_point_for_cut(self, offset: int) -> int:
-        """Return the recovery point to persist before a cut. It is not above the base offset of the segment that will
-        be the last one, because it is not known yet at which offset this segment will end.
+        """Return the recovery point to persist before a cut at `offset`. The new end of the segment that contains
+        `offset` is not known yet. So the result is not above the base offset of this segment.
         """
         return min(self.recovery_point, self._segments.items[self._segments.floor(offset)].base_offset, offset)
 
@@ -509,9 +505,8 @@ class PartitionLog:
     def apply_retention(self, now_ms: int, high_watermark: int | None = None) -> int:
         """Remove the segments that the settings no longer keep, and return their number. Also forget producers that
         were silent for `producer.id.expiration.ms`. Segments that end above the high watermark (None: the log's end)
-        are kept. Segments whose producers are in no durable snapshot are also kept (see `retention_needs_flush`),
-        except on a full disk (see `Retention.count_removable`). The files are removed later (see `removal`). Raises
-        StorageError.
+        are kept, and so are segments that no durable producer snapshot includes (see `retention_needs_flush`), unless
+        the disk is full (see `Retention.count_removable`). `removal` removes the files later. Raises StorageError.
         """
         self.producers.expire(now_ms, self.config.producer_id_expiration_ms, self.log_end_offset)
         limit = self.log_end_offset if high_watermark is None else high_watermark
@@ -558,8 +553,8 @@ class PartitionLog:
         self._retention.retire_replaced(old, now_ms + self.config.file_delete_delay_ms)
 
     def removal(self, now_ms: int) -> Removal | None:
-        """Return the due renames and removals of removed segments' files; None if none are due. When the log start
-        offset is durable, the caller runs the result on a thread. Only one result may run at a time.
+        """Return the work on the files of removed segments that is due now, or None. When the log start offset is
+        durable, the caller runs the result on a thread. Only one result may run at a time.
         """
         return self._retention.removal(now_ms)
 
@@ -570,9 +565,7 @@ class PartitionLog:
     # Durability
 
     def lacks_snapshot(self, end_offset: int) -> bool:
-        """Return whether no durable snapshot includes the batches below `end_offset`. If none does, the next flush plan
-        makes one durable.
-        """
+        """Whether no durable snapshot includes the batches below `end_offset`. The next flush plan then writes one."""
         return self._durability.cover(end_offset)
 
     def flush_plan(self) -> FlushPlan:

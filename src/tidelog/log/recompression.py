@@ -1,9 +1,9 @@
 """Recompress a producer's batch with the codec of the topic's `compression.type`.
 
-The records are decompressed and compressed as one block of bytes. Both steps run outside of Python. Between them,
-the structure of each record is checked. The batch's checksum does not show damage that occurred before the producer
-computed it, and damaged records must not be stored. Kafka instead rebuilds the batch from its records. Kafka's batch
-has the same codec, offsets, timestamps and producer fields as the result of this module.
+The records are decompressed and compressed as one block of bytes. Both steps run in native libraries. Between them,
+the structure of each record is checked, since damaged records must not be stored. The batch's checksum is not enough:
+it does not show damage that occurred before the producer computed it. Kafka instead rebuilds the batch from its
+records. Kafka's batch has the same codec, offsets, timestamps and producer fields as the result of this module.
 """
 
 from struct import Struct
@@ -49,9 +49,7 @@ class Recompression(NamedTuple):
 
 
 def recompression(config: "LogConfig") -> Recompression | None:
-    """Return the target of a recompression of the topic's batches; None if the batches are stored in the producer's
-    codec.
-    """
+    """Return how the topic's batches are recompressed, or None if they are stored in the producer's codec."""
     codec = STORED_CODECS.get(config.compression_type)
     if codec is None:
         return None
@@ -66,8 +64,8 @@ def recompression(config: "LogConfig") -> Recompression | None:
 
 
 def recompress(batch: Buffer, header: "BatchHeader", target: Recompression, inline_bytes_max: int = 0) -> bytearray:
-    """Return the checked `batch` recompressed, in a writable buffer. Blocks for the time of the compression.
-    Thread-safe.
+    """Recompress `batch`, which the caller has checked, and return the result in a writable buffer. Blocks for the time
+    of the compression. Thread-safe.
 
     Raises RecordListTooLarge if there are too many records, and RecordTooLarge if the decompressed records or the
     result are too large. Raises the ApiError of `undecodable` if the records cannot be decompressed or are malformed,

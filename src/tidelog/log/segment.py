@@ -126,8 +126,7 @@ class Segment:
         self._interval = INTERVAL_BYTES
         self._entries_max = self._time_entries_max = NEVER
         self.size_limit = self.roll_timestamp = self.roll_now_ms = NEVER
-        """Limits on the size, on the timestamps of batches, and on the clock. An append that would exceed a limit rolls
-        the segment first."""
+        """Limits on the size, on batches' timestamps, and on the clock. Before an append exceeds one, the log rolls."""
         self.clock_confirmed = False
         """Whether the records of the first batch were examined to determine `roll_timestamp`."""
         self.offset_limit = base_offset + INT32_MAX + 1
@@ -202,9 +201,7 @@ class Segment:
         self._interval = config.index_interval_bytes
 
     def configure(self, config: "LogConfig") -> None:
-        """Apply the settings that decide when to roll and where to add index entries. The next append then computes
-        again when the segment must be rolled.
-        """
+        """Apply the settings that decide when to roll and where to add index entries. The next append uses them."""
         self._interval = config.index_interval_bytes
         self._entries_max = config.segment_index_bytes // OffsetIndex.entry_bytes
         # The space of one entry is reserved, because `finish` adds an entry at the roll.
@@ -288,7 +285,9 @@ class Segment:
         return latest_timestamp_at(self.file, position, fields[LENGTH] + LENGTH_END, fields)
 
     def write_indexes(self) -> None:
-        """Write new entries to the index files. On a full disk they stay in memory for a later call. Raises OSError."""
+        """Write new entries to the index files. If the disk is full, the entries stay in memory for a later call.
+        Raises OSError, except for temporary errors.
+        """
         self.indexes_unsynced = True
         try:
             self.index.write_pending()
@@ -319,7 +318,7 @@ class Segment:
         self.write_indexes()
 
     def _check_full(self) -> None:
-        """Make the next append roll the segment if an index is full."""
+        """If an index is full, make the next append roll the segment."""
         if self.index.count >= self._entries_max or self.times.count >= self._time_entries_max:
             self.size_limit = -1
 
@@ -494,8 +493,8 @@ class Segment:
         """Remove index entries from `offset` on, before a scan rebuilds them.
 
         Returns two values: the position where the scan begins, and whether the index files must be rewritten after
-        the scan because they were missing or wrong. A scan that begins at an index entry finds the segment's largest
-        timestamp, because the time index covers all batches before this entry.
+        the scan because they were missing or wrong. If the scan begins at an index entry, the time index covers all
+        batches before this entry. So the segment's largest timestamp is still found.
         """
         position = 0
         is_wrong = False

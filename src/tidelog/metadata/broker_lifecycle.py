@@ -53,7 +53,7 @@ class BrokerLifecycle:
         incarnation: str,
     ) -> None:
         self.broker_epoch = -1
-        """The epoch with which this run of the broker is registered; -1 before that."""
+        """The epoch with which this run of the broker is registered; -1 before the registration."""
         self.on_lease_over: Callable[[], None] | None = None
         """Called when the lease has ended, and again at intervals while this broker has no lease."""
         self.on_lease_regained: Callable[[], None] | None = None

@@ -1,9 +1,9 @@
 """Blocking calls to etcd's JSON gateway (version 3 of the API), over persistent HTTP/1.1 connections.
 
-All gateways of one process use the same server, until one of them finds that this server does not work (`EtcdServers`).
-If a server does not accept a connection, the next server is tried, until each server was tried once. A call that only
-reads is also repeated on the other servers if its answer is lost. A call that changes something is never repeated after
-its request was sent, since only the caller can find out whether it was executed.
+All gateways of one process use the same server. When one of them finds that this server does not work, all of them use
+the next server (`EtcdServers`). If a server does not accept a connection, the next server is tried, until each server
+was tried once. A call that only reads is also repeated on the other servers if its answer is lost. A call that changes
+something is never repeated after its request was sent, since only the caller can find out whether it was executed.
 """
 
 import json
@@ -39,12 +39,12 @@ NO_PERMISSION = (7, 16)
 
 class AnswerLost(Exception):
     """A call was sent, and it is unknown whether it was executed: no answer has arrived, or the answer is an error that
-    does not say it.
+    does not say whether the call was executed.
     """
 
 
 class AnswerTooLarge(Exception):
-    """The answer exceeds the limit of the gateway. A call for fewer keys may succeed."""
+    """The answer exceeds ANSWER_BYTES_MAX, or a limit inside etcd. A call for fewer keys may succeed."""
 
 
 def to_text(value: bytes) -> str:
@@ -67,8 +67,8 @@ class WatchEnd(Enum):
 class EtcdServers:
     """The servers of one etcd cluster, and the number of the server that all gateways of this process use.
 
-    The gateways share this number, so that the first call that a hung server does not answer leads all other calls away
-    from it. All methods may be called on any thread.
+    The gateways share this number: as soon as one call gets no answer from a hung server, the later calls of all
+    gateways go to the next server. All methods may be called on any thread.
     """
 
     def __init__(self, addresses: Sequence[tuple[str, int]], first: int = 0) -> None:
@@ -82,7 +82,7 @@ class EtcdServers:
         self._lock = threading.Lock()
 
     def failed(self, number: int) -> None:
-        """Use the next server if the gateways use the server with this number, since it does not work."""
+        """Note that the server with this number does not work: if the gateways use it now, let them use the next."""
         with self._lock:
             is_current = number == self.current
             if is_current:
@@ -96,8 +96,9 @@ class EtcdServers:
 
 
 class EtcdGateway:
-    """One connection to one of the servers. All methods except `interrupt` and
-    `cancel_watch` must be called on one thread at a time."""
+    """One connection to one of the servers. Only `interrupt` and `cancel_watch` may be called while another method runs
+    on another thread.
+    """
 
     def __init__(self, url: str, servers: EtcdServers) -> None:
         """`url` names the store in errors."""
@@ -164,7 +165,7 @@ class EtcdGateway:
                 stream.shutdown(socket.SHUT_RDWR)
 
     def cancel_watch(self) -> None:
-        """End a watch that runs on another thread, although its server works."""
+        """End a watch that runs on another thread. The server counts as working, so it remains in use."""
         self._watch_is_cancelled = True
         self.interrupt()
 

@@ -124,6 +124,6 @@ def first_isr(image: MetadataImage, partition: int, replicas: Sequence[int]) -> 
     """Return the first ISR of a new partition: its active replicas. Raises ApiError if no replica is active."""
     isr = tuple(replica for replica in replicas if image.is_active(replica))
     if not isr:
-        message = f"all brokers that partition {partition} is assigned to are fenced or in controlled shutdown"
+        message = f"partition {partition} is assigned only to brokers that are fenced or in controlled shutdown"
         raise ApiError(message, ErrorCode.INVALID_REPLICA_ASSIGNMENT)
     return isr

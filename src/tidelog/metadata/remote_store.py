@@ -18,11 +18,6 @@ READS: Final = "metadata-reads"
 WATCH: Final = "metadata-watch"
 """Lanes of the runtime. Each lane has its own thread, so that a slow snapshot does not delay a renewal."""
 LEASE_CALL_SHARE: Final = 1 / 4
-"""A call about leases may take at most this share of a lease's term. A renewal that a hung server does not answer is
-sent to the next server after this time. Since a lease is renewed after a third of its term, the second attempt is still
-in time.
-"""
-LEASE_CALL_SHARE: Final = 1 / 4
 """A call about leases may take at most this share of a lease's term. If a hung server does not answer a renewal, the
 renewal is sent to the next server after this time. The lease is then still valid, because the first attempt to renew it
 begins after a third of its term."""

@@ -25,8 +25,8 @@ from tidelog.config.keys import (
 from tidelog.wire.errors import ApiError, ErrorCode
 
 LISTENER_SETTINGS_MAX = 1000
-"""Upper bound on the altered settings with the prefix `listener.name.NAME.`. It applies to the settings of each broker,
-and to the settings for all brokers. Clients choose NAME, so there must be a limit."""
+"""Upper bound on the number of altered settings with the prefix `listener.name.NAME.`. It applies to each broker's own
+settings, and separately to the settings for all brokers. Clients choose NAME, so there must be a limit."""
 NAME_LENGTH_MAX = 255
 """Longest name of a setting with the prefix `listener.name.NAME.`, in characters."""
 RESTART_ADVICE = "put it into the broker's configuration file (or its environment, or --set) and restart"
@@ -75,7 +75,7 @@ def check_broker_settings(
 
 
 def _check_broker_setting(broker: str, setting: str, value: str, config: BrokerConfig) -> None:
-    """Check the name and the new value of one setting, apart from all other settings. Raises ApiError."""
+    """Check the name and the new value of one setting, without regard to other settings. Raises ApiError."""
     key = broker_key(setting)
     if key is None:
         raise ApiError(_unknown("broker", setting, BROKER_KEYS), ErrorCode.INVALID_CONFIG)
@@ -157,7 +157,8 @@ def _check_cleaner(value_after: ValueAfter, setting: str) -> None:
 
 
 def _check_assignment_interval(value_after: ValueAfter, setting: str) -> None:
-    # `limits_of` takes the name of a group's setting, which has no prefix "group.". These settings have both limits.
+    # `limits_of` takes the name of a group's setting, which has no prefix "group.". Each setting that is checked here
+    # has both limits.
     min_setting, max_setting = (name or "" for name in limits_of(setting.removeprefix("group.")))
     if not value_after(min_setting) <= value_after(setting) <= value_after(max_setting):
         raise InvalidValue(

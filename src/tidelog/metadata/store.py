@@ -162,8 +162,8 @@ class Store(Protocol):
     async def discard_history(self) -> None:
         """Discard the old values that the store retains, except the values of the last minutes.
 
-        The controller calls this method every few minutes. A store may keep each value that a renewal has replaced, and
-        without this call, these values would fill it in some months.
+        The controller calls this method every few minutes. A store may keep each value that a renewal has replaced.
+        Without this call, these values would fill the store within some months.
         """
 
     async def wait_for_write(self, limit_s: float) -> None:

@@ -21,7 +21,7 @@ from tidelog.metadata.store import (
 
 ENTRY_FORMAT: Final = 1
 _ENTRY_HEAD = Struct(">BqB")
-"""Format, number, and length of the writer's id. The id and the data follow."""
+"""The head of an entry: its format, its number, and the length of the writer's id. The id and the data follow."""
 WRITER_BYTES_MAX: Final = 255
 
 
@@ -70,7 +70,7 @@ def lease_ttl_ms(value: bytes) -> int | None:
 
 
 class SnapshotPointer(NamedTuple):
-    """Names the parts of the current snapshot. The pointer is written after all parts."""
+    """The stored value that says which parts form the current snapshot. It is written after all parts."""
 
     position: int
     parts_id: str

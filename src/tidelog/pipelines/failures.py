@@ -35,8 +35,8 @@ def cause_text(error: BaseException) -> str:
         causes = CAUSED_BY.findall(malformed["rest"])
         detail = f": {causes[-1].strip()}" if causes else ""
         return (
-            f"{malformed['file']}: a line is malformed{detail}. Correct the file, or let Spark make such lines rows of"
-            ' nulls: file(..., options={"mode": "PERMISSIVE"})'
+            f"{malformed['file']}: a line is malformed{detail}. Correct the file, or let Spark read such lines as rows"
+            ' of nulls: file(..., options={"mode": "PERMISSIVE"})'
         )
     python_errors = TRACEBACK.findall(text) or PYTHON_ERROR.findall(text)
     if python_errors:
@@ -62,9 +62,9 @@ def is_permanent(error: BaseException) -> bool:
 
 
 def as_exception(error: BaseException) -> Exception:
-    """Return the error itself if it is an Exception. Return a PipelineError for others, such as that of `sys.exit()`,
-    which code that handles failures would otherwise let through.
+    """Return the error itself if it is an Exception. Otherwise, for example after `sys.exit()`, return a PipelineError
+    in its place, because code that handles failures catches only an Exception.
     """
     if isinstance(error, Exception):
         return error
-    return PipelineError(f"{type(error).__name__} was raised, as by sys.exit(): {error}")
+    return PipelineError(f"{type(error).__name__} was raised, for example by sys.exit(): {error}")

@@ -68,9 +68,9 @@ class Compaction:
         """For partitions whose pass was interrupted or abandoned: the earliest time of the next pass, on the monotonic
         clock."""
         self._failed_once: dict[Partition, None] = {}
-        """Partitions whose last pass ended because its child process failed."""
+        """Partitions whose child process failed in their last pass (abandoned passes do not count)."""
         self._cleaned_partition: Partition | None = None
-        """The partition of the running pass."""
+        """The partition of the running pass, or of the last pass if none is running."""
         self._cut_during_pass = False
         """Whether the log of `_cleaned_partition` was cut after the pass began."""
         self._task: asyncio.Task[None] | None = None
@@ -150,8 +150,8 @@ class Compaction:
         return candidate if candidate.is_worthwhile(partition.log.config) else None
 
     def _lower_clean_offset(self, partition: "Partition", offset: int) -> None:
-        """Note that a log is cut at `offset`: records that are written there later are not compacted yet. A running
-        pass over this log is abandoned.
+        """Lower the clean offset, since the log is cut at `offset`, and records written after the cut are not compacted
+        yet. If a pass over this log is running, it is abandoned.
         """
         clean_offset = self._clean_offsets.get(partition)
         if clean_offset is not None:
@@ -220,10 +220,10 @@ class Compaction:
             await self._write_clean_offsets()
 
     async def _write_snapshot(self, partition: "Partition", log: "PartitionLog", candidate: CleanablePart) -> None:
-        """Make a producer snapshot durable that includes the batches which the pass may remove.
+        """Make sure that a durable producer snapshot includes all batches that the pass may remove.
 
-        Otherwise a restart would replay the compacted batches after an older snapshot. If the marker of a transaction
-        is no longer among them, the transaction would stay open forever. Raises PassAbandoned.
+        Without this snapshot, a restart would load an older one and replay the compacted batches after it. If the pass
+        had removed the marker of a transaction, the transaction would stay open forever. Raises PassAbandoned.
         """
         if log.lacks_snapshot(candidate.end_offset):
             await self._partitions.flusher.write_snapshots(partition)

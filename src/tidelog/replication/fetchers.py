@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.fetcher")
 
 FOLLOW_AGAIN_S: Final = 1.0
-"""Pause, in seconds, before a partition is followed again after an error of its log that may be temporary."""
+"""Pause, in seconds, until a partition is followed again after its log had an error. The error may be temporary."""
 
 Connect = Callable[[int, int], "Channel | None"]
 """Called with a broker's id and the number of the fetcher. Returns a new channel, or None if the broker's address is
@@ -94,8 +94,8 @@ class Fetchers:
             fetcher = self._fetcher(_FetcherKey(effect.leader, number))
         earlier = self._followed.get(partition)
         if earlier is not None and earlier.fetcher is fetcher and earlier.leader_epoch == effect.leader_epoch:
-            # This call is made after each cut of the log. The fetcher counts the cuts, so it must not forget the
-            # partition here.
+            # This method is also called after each cut of the log. The fetcher counts the cuts, so it must not forget
+            # the partition here.
             earlier.fetcher.follow(earlier.replica, effect.leader_epoch)
             return
         self.unfollow(partition)
@@ -173,8 +173,8 @@ class Fetchers:
         return [replica for replica in replicas if replica.must_sync]  # their sync has failed
 
     def _following_ended(self, partition: "Partition", leader_epoch: int, error: "ApiError") -> None:
-        """Follow the partition again later, since the error of its log may be temporary. After FencedLeaderEpoch
-        nothing is done here: the metadata will name a newer epoch, and then `follow` is called.
+        """Follow the partition again later, since the error of its log may be temporary. After FencedLeaderEpoch, no
+        new attempt is planned here: the metadata will name a newer epoch, and then `follow` is called.
         """
         self.unfollow(partition)
         if isinstance(error, FencedLeaderEpoch) or self._stopped:

@@ -3,10 +3,10 @@
 The controller elects a member of the ISR as the new leader. A member that sends a fetch to this broker, in this
 broker's leader epoch, does not lead the partition at that time. So if the last fetch of every other member is at most
 half of the lease's term old, this broker continues to lead the partition, for example while it cannot reach the store.
-Otherwise another member may lead the partition now. This broker would then answer with old records, or with old
-committed offsets that the new leader has already replaced.
+Otherwise another member may lead the partition now. If this broker continued to lead it, it could answer with old
+records, or with old committed offsets that the new leader has already replaced.
 
-Half of the term is short enough, even if this process was paused. If the lease was renewed regularly, after each third
+A limit of half the term is safe even if this process was paused. If the lease was renewed regularly, after each third
 of its term, at least two thirds of the term remain when a pause begins. So if a new leader was elected during the
 pause, the pause took two thirds of the term or more. After such a pause, this process may handle a fetch that was sent
 before the election. Therefore the guard does not use the time at which a fetch was handled. It uses

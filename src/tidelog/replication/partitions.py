@@ -1,4 +1,4 @@
-"""All partitions of this broker, and the work that concerns them together: waking of fetches, failed data directories,
+"""All partitions of this broker, and the work that is done for all of them: waking of fetches, failed data directories,
 syncs, retention, and the checkpoint files.
 
 `table.py` finds partitions by topic or id. `reconcile.py` applies the metadata.
@@ -81,19 +81,20 @@ class Partitions(PartitionTable):
         self._followers_to_wake: list[ParkedFetch] = []
         self._must_answer_followers = False
         self._wake_budget = WAKE_BUDGET_PER_TURN
-        """Remaining work until the budget is renewed. When half of the budget is used, its renewal is scheduled for the
-        loop's next turn."""
+        """How much work may still be done before the budget is renewed. When more than half of the budget is used, its
+        renewal is scheduled for the loop's next turn."""
         self._renewal_scheduled = False
         self._parked: dict[ParkedFetch, None] = {}
         self.offsets = Offsets()
         self._retention_work: asyncio.Future[Any] | None = None
-        """The running or last blocking call of retention. It continues if the task that waits for it is cancelled."""
+        """The blocking call of retention that is running, or else the last one. A running call continues even if the
+        task that waits for it is cancelled."""
         self._failing_directories: dict[str, str] = {}
         self.on_all_failed: Callable[[str], None] | None = None
-        """Called with the reason when the last data directory has failed."""
+        """Called with the reason when all data directories have failed."""
         self.swapping: asyncio.Task[None] | None = None
-        """The running or last call that swaps segments for compacted ones. It continues if the pass of compaction is
-        cancelled."""
+        """The call that is replacing segments by compacted ones, or else the last such call. A running call continues
+        even if the pass of compaction is cancelled."""
         self.moves = Moves(runtime, self)
         self.cuts = Cuts(runtime, self)
         self.reconciler = Reconciler(runtime, self, topic_config, node_id)
@@ -102,7 +103,7 @@ class Partitions(PartitionTable):
         self.shared.full_directories.on_no_descriptor = self.flusher.sync_all_soon
         self.shared.on_peer_work = self._begin_peer_work
         self.on_peer_work: Callable[[Partition, AskForIsr | FetchFrom], None] | None = None
-        """Called when a replica needs the controller or another broker. It must not wait."""
+        """Called when a replica needs the controller or another broker. This function must not wait."""
         self.synced_mark: SyncedMark | None = None
         """None if this broker is alone in its cluster, and before it is registered."""
 
@@ -113,9 +114,9 @@ class Partitions(PartitionTable):
         return bool(self.unopened) or topic in self.shared.failed_topics
 
     def watch_roles(self, topic: str, watcher: Callable[[Partition], None]) -> None:
-        """Call `watcher` whenever this broker begins or stops leading a partition of the topic, and whenever such a
-        partition gets a new leader epoch, goes offline or is deleted. The call is made immediately, before the waiting
-        requests get their errors. `watcher` must not wait or raise.
+        """Call `watcher` whenever this broker begins or stops leading a partition of the topic, and whenever a
+        replica of the topic on this broker gets a new leader epoch, goes offline or is deleted. The call is made
+        immediately, before the waiting requests get their errors. `watcher` must not wait or raise.
 
         Each topic has at most one watcher.
         """
@@ -156,8 +157,9 @@ class Partitions(PartitionTable):
         """Respond to the waiting fetches of followers in the loop's next turn. Called after this broker has become the
         leader of more partitions.
 
-        A follower can name these partitions only in its next fetch, and would wait for this response until the time
-        limit of its fetch (`replica.fetch.wait.max.ms`). In this time the partitions could acknowledge no record.
+        A follower can name these partitions only in its next fetch. Without this call, the follower would wait until
+        the time limit of its present fetch (`replica.fetch.wait.max.ms`). Until then, no write with acks=all to these
+        partitions could be acknowledged.
         """
         if self.shared.end_watchers and not self._must_answer_followers:
             self._must_answer_followers = True
@@ -191,7 +193,7 @@ class Partitions(PartitionTable):
             try:
                 self._wake_budget -= fetch.wake()
             except Exception:
-                # This runs inside a producer's request, which must not fail. The other fetches must still be woken.
+                # This may run inside a produce request, which must not fail. The other fetches must still be woken.
                 logger.exception("parked fetch failed")
         if self._wake_budget < WAKE_BUDGET_PER_TURN // 2 and not self._renewal_scheduled:
             self._renewal_scheduled = True
@@ -266,15 +268,15 @@ class Partitions(PartitionTable):
         await self.open_again()
 
     def update_offsets(self, partition: Partition) -> None:
-        """Store the partition's offsets for the next checkpoint, after retention or a switch of its log."""
+        """Store the partition's offsets for the next checkpoint, after the log or its start has changed."""
         self.offsets.update(partition)
 
     def start_offsets(self) -> dict[TopicPartition, int]:
-        """Return a copy of all log start offsets, for a thread to write."""
+        """Return a copy of all log start offsets, which a thread can then write."""
         return self.offsets.start_offsets()
 
     def checkpoint(self, changed: Iterable[Partition]) -> Callable[[], None]:
-        """Return a function that persists recovery points, log start offsets and high watermarks. It blocks.
+        """Return a blocking function that persists recovery points, log start offsets and high watermarks.
 
         Only the offsets of the `changed` partitions are read again. So the work on the loop is proportional to the
         number of changed partitions, not to the number of all partitions.
@@ -305,7 +307,7 @@ class Partitions(PartitionTable):
             failed = await self._runtime.tasks.run_blocking(
                 self.directories.try_checkpoints, *self.offsets.copies(), lane=CHECKPOINTS_LANE
             )
-            # A cut or a move of these partitions has begun in the meantime, so the files may have other offsets.
+            # While the files were written, cuts or moves of these partitions began: the files may lack their offsets.
             remaining = [partition for partition, log in logs if partition.frozen or partition.log is not log]
             for partition, log in logs:
                 if partition not in remaining and (
@@ -347,7 +349,7 @@ class Partitions(PartitionTable):
         retention_work = self._retention_work
         if retention_work is not None:
             await asyncio.wait([retention_work])
-            retention_work.exception()  # retrieve the exception: the task that waited for it may have been cancelled
+            retention_work.exception()  # retrieve the exception: the task that waited for the work may be cancelled
         if self.swapping is not None:
             await asyncio.wait([self.swapping])
 
@@ -371,8 +373,8 @@ class Partitions(PartitionTable):
         await self.wait_for_file_work()
         for partition in self.opened.values():
             partition.close_queue()
-            # The callback must run on the loop, but threads close the logs. The callback is not needed any more, since
-            # the broker stops.
+            # Threads close the logs, but this callback must run on the loop. The broker stops, so it does not need the
+            # callback any more.
             partition.log.on_io_failure = None
         closing = [p for p in self.opened.values() if p.log.failure is None]
         run_blocking = self._runtime.tasks.run_blocking

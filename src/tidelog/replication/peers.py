@@ -58,7 +58,7 @@ class Peers:
         self._connect_to = connect
         self._image: MetadataImage = metadata.image
         """The image from which the brokers' addresses are read. It may be newer than the image in the metadata cache,
-        since the cache gets a new image only after all listeners were called."""
+        since the cache gets a new image only after all parts of the broker have processed it."""
         self.followers = PartitionFollowers(partitions, runtime, LeaderThrottle(runtime.clock, config))
         self._proposals = IsrProposals(runtime, controller, config.node_id, broker_epoch)
         self._fetchers = Fetchers(

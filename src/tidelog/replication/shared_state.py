@@ -22,6 +22,7 @@ class HighWatermarkWatcher(Protocol):
         """Called when the high watermark has moved, when the leader epoch has changed, or when this broker does not
         serve the partition any more.
 
+        A follower's fetch is also notified of a new end or start of the log (`SharedByPartitions.end_watchers`).
         The call may be made during an append, so it must only record the event.
         """
 
@@ -71,7 +72,7 @@ class SharedByPartitions:
         """By topic; see `Partitions.watch_roles`."""
         self.stop_fetching: Callable[[Partition], None] | None = None
         """Called when the leader epoch of a partition has changed, and when a partition was deleted or has gone
-        offline. The call stops the fetches that began before."""
+        offline. The call makes this broker stop fetching the partition."""
         self.end_watchers: dict[HighWatermarkWatcher, None] = {}
         """Waiting fetches of followers. `Partition.notify_followers` calls `moved` for all of them."""
 

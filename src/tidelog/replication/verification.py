@@ -1,4 +1,4 @@
-"""Questions to a transaction's coordinator (KIP-890). Before an append, check whether the answer still counts."""
+"""Questions to a transaction's coordinator (KIP-890). Before an append, check whether the answer is still valid."""
 
 import logging
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ logger = logging.getLogger("tidelog.replication")
 
 class Verification:
     """One question about a producer's transaction in a partition. Create this object before the coordinator is asked:
-    `check` notices only what happens afterwards.
+    `check` notices only what happens after the object was created.
 
     The constructor raises InvalidProducerEpoch if the partition has a higher epoch of the producer.
     """
@@ -30,8 +30,8 @@ class Verification:
         self._token = self._producers.begin_verification(producer_id, producer_epoch)
 
     def check(self) -> None:
-        """Raise an ApiError if the coordinator's answer does not count any more. This is so if the partition has got
-        another leader, or a marker of the producer: then the transaction in the answer may have ended already.
+        """Raise an ApiError if the coordinator's answer is no longer valid. It becomes invalid when the leader epoch
+        ends or a marker of the producer arrives, since the transaction in the answer may then have ended.
         """
         partition = self._partition
         if partition.leader_epoch != self._leader_epoch or partition.log.producers is not self._producers:
@@ -40,7 +40,7 @@ class Verification:
             raise ApiError("the transaction has ended in the meantime", ErrorCode.INVALID_TXN_STATE)
 
     def marker_of_lost_end(self, now_ms: int) -> bytearray | None:
-        """Return the marker that must be appended before the transaction's records, if any; see the function below."""
+        """Return the marker to append before the transaction's records, if any. See the function of the same name."""
         return marker_of_lost_end(self._partition, self._producer_id, self._producer_epoch, now_ms)
 
     def end(self) -> None:
@@ -49,8 +49,8 @@ class Verification:
 
 
 def has_open_transaction(partition: "Partition", producer_id: int, producer_epoch: int) -> bool:
-    """Return whether the partition has records of an open transaction of this producer and epoch. Then its coordinator
-    knows that the partition belongs to the transaction.
+    """Return whether the partition has records of an open transaction of this producer and epoch. If it has, the
+    transaction's coordinator knows that the partition belongs to the transaction.
     """
     entry = partition.log.producers.entries.get(producer_id)
     return entry is not None and entry.transaction_start >= 0 and entry.epoch == producer_epoch
@@ -59,10 +59,10 @@ def has_open_transaction(partition: "Partition", producer_id: int, producer_epoc
 def marker_of_lost_end(partition: "Partition", producer_id: int, producer_epoch: int, now_ms: int) -> bytearray | None:
     """Return an abort marker if the partition has an open transaction of an earlier epoch of this producer.
 
-    Call it when the coordinator has confirmed a transaction of `producer_epoch`. Then the earlier transaction has
-    ended, but its marker was lost here, in a power cut or an unclean election. Nobody knows whether it was committed.
-    Without a marker, the records of the earlier transaction would become visible when the new one is committed, even
-    if the earlier one was aborted.
+    Call this function when the coordinator has confirmed a transaction of `producer_epoch`. Such a confirmation shows
+    that the earlier transaction has ended. So its marker was lost here, in a power cut or an unclean election, and
+    nobody knows whether the earlier transaction was committed. Without a marker, its records would become visible when
+    the new transaction is committed, even if the earlier one was aborted.
     """
     entry = partition.log.producers.entries.get(producer_id)
     if entry is None or entry.transaction_start < 0 or entry.epoch >= producer_epoch:

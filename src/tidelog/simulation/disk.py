@@ -53,7 +53,7 @@ class SimFile:
             self._begin("write")
             self._disk.check_space(max(position + len(content) - len(self._inode.cached), 0), self.path)
         except OSError as error:
-            # A disk that becomes full during a write stores a part of the bytes.
+            # A failed write may have stored a part of the bytes, for example if the disk became full.
             part = content[: self._disk.rng.randrange(len(content) + 1)]
             if part and error.errno not in NOT_OPENED and not self._closed:
                 self._inode.write(part, position, self._disk.now_ms())
@@ -130,8 +130,8 @@ class SimDisk:
     """The `Disk` of one process. Operations that change the disk are numbered from 1 and reported to `on_operation`.
 
     `on_operation(operation, path)` is called after the change. The operations are: create, write, truncate, sync,
-    rename, remove, make_dir, sync_dir. In this call, a test may call `power_cut()`, or `kill()` the process. After
-    `kill()`, the operation does not return.
+    rename, remove, make_dir, sync_dir. In this call, a test may call `power_cut()`, or `kill()` to end the process.
+    After `kill()`, the operation raises ProcessGone.
     """
 
     def __init__(
@@ -167,8 +167,8 @@ class SimDisk:
 
         `operation` is an operation of `on_operation`, or read, size, resident, list or statfs. The operation `size`
         includes `modified_ms` and `set_modified_ms`. After a failed sync the unsynced bytes can still be read, but a
-        power cut loses them. A failed write stores a part of its bytes. With EMFILE or ENFILE, the operation has no
-        effect.
+        power cut loses them. A failed write may store a part of its bytes. With EMFILE or ENFILE, the operation has
+        no effect.
         """
         self._faults.append(Fault(operation, pattern, error, skip, times))
 
@@ -197,7 +197,7 @@ class SimDisk:
         return path
 
     def power_cut(self, rng: random.Random | None = None, odds: PowerCutOdds | None = None) -> "SimDisk":
-        """Return the disk that the next start would find if the power failed now. This disk is not changed."""
+        """Return the disk that the next start would find if the power failed now. `self` is not changed."""
         return self._next(self.medium.survivor(rng or self.rng, odds))
 
     def kill(self) -> "SimDisk":

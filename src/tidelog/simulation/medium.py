@@ -195,8 +195,8 @@ class Medium:
 
     def sync_names(self, directory: Directory) -> None:
         """Make all changes of names in this directory durable. If one of these changes concerns the name of a file,
-        earlier changes of the same file's name in other directories also become durable. The same applies to a
-        subdirectory.
+        earlier changes of the same file's name in other directories also become durable. The name of a
+        subdirectory is treated like the name of a file.
         """
         nodes: list[Node] = []
         remaining: list[NameChange] = []

@@ -6,9 +6,9 @@ from zlib import crc32
 
 class Trace:
     """Lines of the form `SECONDS HOST EVENT DETAILS`. They contain no memory addresses and do not depend on the order
-    of sets.
+    in which sets are iterated.
 
-    An event is stored as a tuple. It is formatted only when a line is read, since most runs never read their trace.
+    Most runs never read their trace. So an event is stored as a tuple, and formatted only when lines are requested.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:

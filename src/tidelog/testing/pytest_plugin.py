@@ -105,7 +105,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Check, after the fixtures were created, that the broker was started with this test's own `tidelog_settings`.
 
     The broker may have other settings, because pytest creates a fixture only once for its scope, for the first test
-    that uses it. Without this check, the settings of later tests would have no effect, without any message.
+    that uses it. Then the settings of later tests have no effect, and without this check no message would say so.
     """
     arguments: Mapping[str, Any] = getattr(item, "funcargs", {})
     for fixture in FIXTURES:

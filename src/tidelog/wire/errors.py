@@ -1,9 +1,9 @@
 """The error codes of the protocol and their exceptions. Only this module maps codes to exceptions and exceptions to
 codes.
 
-Names and numbers are those of Kafka 4.3 (`org.apache.kafka.common.protocol.Errors`). A handler raises the exception,
-and the API layer writes the exception's code into the response. A client converts a code into an exception with
-`error_for`.
+The names and numbers of the codes are those of Kafka 4.3 (`org.apache.kafka.common.protocol.Errors`). A handler raises
+an exception, and the API layer writes the exception's code into the response. A client converts a code into an
+exception with `error_for`.
 """
 
 from enum import IntEnum
@@ -192,7 +192,8 @@ RETRIABLE = frozenset(
 class ApiError(Exception):
     """The response to a request, or to one item of it, has the error `code`.
 
-    `message` names the thing, the place and the remedy. It is sent to the client if the response has a field for it.
+    `message` says what is wrong, where, and how to correct it. It is sent to the client if the response has a field
+    for messages.
     """
 
     code: ErrorCode = ErrorCode.UNKNOWN_SERVER_ERROR

@@ -241,7 +241,7 @@ def test_an_earlier_segment_with_a_flipped_byte_at_its_end_is_damage() -> None:
     on = filled(20, segment_bytes=600)
     second = on.bases()[1]
     on.flip(on.path(0), second * BATCH_BYTES - 2)
-    with pytest.raises(CorruptLog, match="sound batches follow at later segments"):
+    with pytest.raises(CorruptLog, match="sound batches follow in later segments"):
         on.kill()
 
 

@@ -1,4 +1,4 @@
-"""The consumer groups of one coordinator partition. The coordinator's core uses this interface."""
+"""The groups of the consumer protocol (KIP-848) in one coordinator partition, as the coordinator's core uses them."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -40,8 +40,8 @@ MEMBER_EPOCH_SINCE = 9
 
 
 class ConsumerGroups:
-    """Handles the requests to consumer groups, and contains their soft state. The durable state of a group is
-    `DurableGroup.consumer`.
+    """Handles the requests to groups of the consumer protocol, and contains their soft (not durable) state. The durable
+    state of a group is `DurableGroup.consumer`.
     """
 
     def __init__(
@@ -143,9 +143,9 @@ class ConsumerGroups:
     def check_commit(self, group: ConsumerGroup, commit: "OffsetCommit") -> None:
         """Raise ApiError unless the sender may commit these offsets now.
 
-        If a member already had a partition in an older epoch, it may still commit the partition's offset with that
-        epoch (KIP-1251). A producer that commits in a transaction gets ILLEGAL_GENERATION for another epoch: no
-        version of TxnOffsetCommit has STALE_MEMBER_EPOCH, and clients would treat it as fatal.
+        A member may also commit a partition's offset with an older epoch, if it already had the partition in this
+        older epoch (KIP-1251). For a wrong epoch, a producer that commits in a transaction gets ILLEGAL_GENERATION: no
+        version of TxnOffsetCommit has STALE_MEMBER_EPOCH, and clients would treat that error as fatal.
         """
         if commit.generation < 0 and not group.members:
             return  # an administrator, or a consumer that assigns its partitions itself

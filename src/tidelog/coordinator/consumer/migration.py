@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def open_group(context: GroupContext, group_id: str, now: Moment, *, create: bool) -> Step:
-    """Begin the step of a request to the group. With `create`, a missing group is created, and a classic group is
+    """Return a new step for one request to the group. With `create`, a missing group is created, and a classic group is
     upgraded, or replaced if it has no members.
 
     Raises GroupIdNotFound if `create` is false and the group is not a consumer group, or if `create` is true and a

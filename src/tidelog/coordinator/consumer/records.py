@@ -28,7 +28,7 @@ from tidelog.wire.primitives import MalformedMessage
 # The kinds of records. Each number is the type in the record's key.
 GROUP_METADATA = 3
 PARTITION_METADATA = 4
-"""Brokers before Kafka 4.1 wrote this kind of record; later brokers only write its tombstone."""
+"""Brokers before Kafka 4.1 wrote this kind of record; later brokers write only tombstones of this kind."""
 MEMBER_METADATA = 5
 TARGET_METADATA = 6
 TARGET_MEMBER = 7

@@ -103,7 +103,8 @@ class ConsumerGroup:
         self.static_ids: dict[str, str] = {}
         """Member id by group instance id."""
         self.owners: dict[bytes, dict[int, str]] = {}
-        """Id of the member that has each partition or must give it up, by topic id and partition."""
+        """For each partition, by topic id and partition index: the id of the member that has the partition or must give
+        it up."""
         self.topics: dict[str, int] = {}
         """Number of members that subscribe to each topic name."""
         self.patterns: dict[str, int] = {}
@@ -115,7 +116,7 @@ class ConsumerGroup:
         self.classic_count = 0
         """Number of members that speak the classic protocol."""
         self.subscriptions_bytes = 0
-        """Estimated memory of the members' subscriptions, in bytes."""
+        """Estimated memory of the members and their subscriptions, in bytes."""
         self._replay_by_kind: dict[int, Callable[[ConsumerRecord], None]] = {
             GROUP_METADATA: self._replay_group,
             PARTITION_METADATA: self._replay_partition_metadata,
@@ -167,7 +168,7 @@ class ConsumerGroup:
         return names
 
     def preferred_assignor(self, default: str) -> str:
-        """Return the assignor that most members prefer; `default` if no member prefers one."""
+        """Return the assignor that the largest number of members prefers; `default` if no member prefers one."""
         return max(self.assignors, key=self.assignors.__getitem__) if self.assignors else default
 
     # Records
@@ -330,7 +331,7 @@ class ConsumerGroup:
 
 
 def subscription_bytes(member: Member) -> int:
-    """Return the estimated memory of the member's subscription, in bytes."""
+    """Return the estimated memory of the member and its subscription, in bytes."""
     size = MEMBER_OVERHEAD_BYTES + len(member.pattern)
     size += sum(TOPIC_OVERHEAD_BYTES + len(topic) for topic in member.topics)
     if member.classic is not None:

@@ -1,5 +1,5 @@
-"""The timers of members of consumer groups. They are soft state: a new coordinator starts new session and
-rebalance timers.
+"""The timers of members of consumer groups. They are soft state: when a new coordinator begins, it starts the session
+timers and the rebalance timers anew.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from tidelog.coordinator.decision import Decision, Moment
 
 
 class Timer(Enum):
-    """The timers of a member. When a timer expires, the member is removed. The text is the reason in the log line."""
+    """The timers of a member. When a timer expires, the member is removed, and the timer's text is logged as reason."""
 
     SESSION = "no heartbeat came within the session timeout"
     REBALANCE = "partitions were not given up within the rebalance timeout"
@@ -28,7 +28,7 @@ class TimerSubject(NamedTuple):
 
 
 class Timers:
-    """The timers of all members of one coordinator partition."""
+    """The timers of all members of the groups in one coordinator partition."""
 
     __slots__ = ("_deadlines", "_members", "_on_expiry")
 
@@ -36,14 +36,14 @@ class Timers:
         self._deadlines = deadlines
         self._on_expiry = on_expiry
         self._members: dict[str, dict[str, dict[Timer, Deadline]]] = {}
-        """All timers that were ever set for each member, by group id and member id."""
+        """By group id and member id. Expired and cancelled timers are kept, too, until `forget` is called."""
 
     def set(self, timer: Timer, group_id: str, member_id: str, after_ms: int, now: Moment, epoch: int = -1) -> None:
         timers = self._members.setdefault(group_id, {}).setdefault(member_id, {})
         deadline = timers.get(timer)
         if deadline is None:
             deadline = timers[timer] = Deadline(self._on_expiry)
-        # Only the epoch in the subject can change. A session timer does not use the epoch, so it retains its subject.
+        # Only the epoch in a subject can change. Session timers do not use the epoch, so they need no new subject.
         if timer is not Timer.SESSION or deadline.subject is None:
             deadline.subject = TimerSubject(timer, group_id, member_id, epoch)
         self._deadlines.set(deadline, now.monotonic_ms + after_ms)

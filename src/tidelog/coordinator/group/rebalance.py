@@ -128,8 +128,8 @@ class RebalancingGroup:
             self._prepare_rebalance(out, now)
 
     def _members_changed(self, out: Decision, now: Moment) -> None:
-        """Rebalance the remaining members after the removal of a member, or of an id with which its client has not
-        joined yet.
+        """Rebalance the remaining members, because a member was removed, or a member id with which no client has joined
+        yet.
         """
         if self.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
             self._prepare_rebalance(out, now)

@@ -1,9 +1,10 @@
 """All transactions of one partition of `__transaction_state`.
 
 A transaction ends in two steps. First its end is decided: the record of PREPARE_COMMIT or PREPARE_ABORT is committed.
-From then on, only this end is possible. Then the markers are written to its partitions: they are an effect of the
-decision, which `marker_writer.py` carries out. When the last marker is written, the record of COMPLETE_COMMIT or
-COMPLETE_ABORT allows the next transaction. A coordinator that is loaded again begins the second step again.
+From then on, only this end is possible. Then the markers are written to the transaction's partitions. The decision
+contains this work as an effect, and `marker_writer.py` carries it out. When the last marker is written, the record of
+COMPLETE_COMMIT or COMPLETE_ABORT allows the next transaction. When a coordinator is loaded again, it begins the second
+step again.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -63,7 +64,7 @@ class _Entry:
         self.open_since_ms: int | None = None
         """Monotonic time at which a sweep first found the transaction open; None if no sweep has found it so far."""
         self.next_offset = next_offset
-        """Exclusive end of the log that `state` reflects."""
+        """`state` reflects the log up to this offset (exclusive end)."""
         self.unwritten: set[Partition] = set()
         """Partitions of a prepared transaction in which the marker is not known to be written."""
 
@@ -241,8 +242,8 @@ class TransactionCore:
         reply: Reply,
         now: Moment,
     ) -> Decision:
-        """Handle EndTxn. On success, `reply` is called with the Producer with which the client continues. With version
-        2, this Producer has the next epoch, and perhaps the producer id `next_id`.
+        """Handle EndTxn. On success, `reply` is called with the Producer that the client uses from then on. With
+        version 2, this Producer has the next epoch, and perhaps the producer id `next_id`.
         """
         out = self._decision(transactional_id)
         state = self._state(transactional_id)
@@ -262,7 +263,7 @@ class TransactionCore:
         return out
 
     def markers_written(self, markers: MarkersToWrite, partitions: Iterable[Partition], now: Moment) -> Decision:
-        """Note that markers are written. After the last one the transaction is complete."""
+        """Remember that the markers have been written to `partitions`. After the last one, complete the transaction."""
         out = Decision()
         entry = self._entries.get(markers.transactional_id)
         if entry is None or not entry.state.status.is_prepared:
@@ -278,8 +279,8 @@ class TransactionCore:
     # Reading
 
     def find(self, transactional_id: str) -> tuple[Transaction | None, int]:
-        """Return the state and the exclusive end of the log that it reflects. If the state is prepared, it contains
-        only the partitions in which the marker is not known to be written.
+        """Return the state, and the offset up to which the state reflects the log (exclusive end). A prepared state is
+        returned with only those partitions in which the marker is not known to be written.
         """
         entry = self._entries.get(transactional_id)
         if entry is None:
@@ -309,11 +310,12 @@ class TransactionCore:
         return list(self._entries)
 
     def abort_timed_out(self, transactional_ids: Iterable[str], now: Moment) -> Iterator[Decision]:
-        """For each of these ids whose transaction is open for longer than its transaction.timeout.ms, yield the
-        decision to abort it.
+        """Find the transactions of these ids that have been open for longer than their transaction.timeout.ms. For
+        each of them, yield the decision to abort it.
 
-        The age follows from the wall clock. If this clock is set back, the transaction would stay open for longer,
-        and consumers would wait for its end. So the time since an earlier sweep, on the monotonic clock, counts, too.
+        A transaction's age is its age on the wall clock, or the monotonic time since a sweep first found it open if
+        this time is longer. With the wall clock alone, a transaction would stay open for longer after this clock is
+        set back, and consumers would wait for its end.
         """
         for transactional_id in transactional_ids:
             entry = self._entries.get(transactional_id)

@@ -11,8 +11,10 @@ class MarkersToWrite(NamedTuple):
     transactional_id: str
     producer_id: int
     producer_epoch: int
-    """With version 2, or if the producer was fenced, one more than the epoch of the transaction's records."""
+    """With transaction version 2, or if the producer was fenced, this is one more than the epoch of the transaction's
+    records. Otherwise it is the epoch of these records."""
     is_commit: bool
     partitions: tuple[Partition, ...]
     version: int
-    """The transaction version of the end: V2, or 0 for every older version. See `V2` in records.py."""
+    """The transaction version with which the transaction ended: V2, or 0 for every older version. See `V2` in
+    records.py."""

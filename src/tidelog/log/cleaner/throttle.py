@@ -8,7 +8,7 @@ in this interval. Smaller bursts are not slowed down."""
 
 
 class Throttle:
-    """Limits a rate. `count` counts bytes, and sleeps if the bytes since the last check exceed the rate."""
+    """Limits a rate. `count` adds bytes, and sleeps if the rate since the last check was too high."""
 
     __slots__ = ("_began", "_bytes", "_bytes_per_s", "_monotonic", "_sleep")
 

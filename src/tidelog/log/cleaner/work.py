@@ -2,8 +2,8 @@
 superseded records.
 
 The pass runs in a separate process. It reads the segments that the job names, and writes `.cleaned` files. It
-changes no other files of the log. While the pass writes a group, the broker swaps in the group that was reported
-before.
+changes no other files of the log. While the pass writes one group of segments, the broker replaces the old
+segments of the group that was reported before.
 
 A lock allows only one pass at a time in a data directory. It is needed because the pass of a killed broker may continue
 for a while. A pass that the restarted broker begins would use the same file names.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import ChildResources, Disk
 
 LOCK: Final = ".cleaning.lock"
-"""Name of the lock file in the data directory. The lock ends with the process that holds it."""
+"""Name of the lock file in the data directory. When the process that holds the lock ends, the lock is released."""
 
 
 def clean(resources: "ChildResources", request: bytes, report: Callable[[bytes], None]) -> None:
@@ -101,7 +101,7 @@ class _Pass:
     # The map
 
     def _build_map(self) -> None:
-        """Read the records of every dirty segment into the map. If not all of them fit into it, read as many as fit."""
+        """Read the records of the dirty segments into the map, in the order of the log, until the map is full."""
         job = self._job
         segments = job.segments
         transactions: Transactions | None = None
@@ -110,9 +110,9 @@ class _Pass:
             if next_offset <= job.first_dirty_offset:
                 continue
             if transactions is None:
-                # The markers before this segment are not read, so their transactions must be left out. Otherwise these
-                # transactions would never end, and later records of the same producers would count as aborted. The old
-                # records that these later records replace or delete would then remain.
+                # The markers before this segment are not read, so aborted transactions that end with such a marker
+                # must be left out. Otherwise the pass would never see their end, and would treat later records of the
+                # same producers as aborted. The old records that these later records replace or delete would remain.
                 first_offset = facts.base_offset
                 transactions = Transactions([entry for entry in self._aborted if entry.last_offset >= first_offset])
             if not self._map_segment(facts.base_offset, facts.size, transactions):
@@ -188,8 +188,8 @@ class _GroupWriter:
                         self._write_out(segment, out)
         self._write_out(segment, out)
         self._finish(segment)
-        # If records have no timestamps, their age counts from the last change of their file. Therefore this time is
-        # preserved.
+        # The age of records without timestamps is measured from the last change of their file. So the new file gets
+        # the latest change time of its source files.
         changed_ms = max(self._disk.modified_ms(self._source_path(source.base_offset)) for source in group)
         self._disk.set_modified_ms(segment.path, changed_ms)
         return GroupReport(

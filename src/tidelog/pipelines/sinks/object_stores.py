@@ -1,6 +1,7 @@
-"""Object stores through obstore, the library behind deltalake's own access: the same options, and conditional writes.
+"""Access to object stores through obstore. It accepts deltalake's options, because both use the same Rust library.
 
-Arrow's file systems have no conditional writes, which the sinks need to decide a micro-batch (see `bucket`).
+Unlike Arrow's file systems, obstore has conditional writes. The sinks need them, so that two drivers never decide the
+same micro-batch (see `bucket`).
 """
 
 import re
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 SCHEMES = ("s3", "s3a", "gs")
-"""Schemes of URLs of object stores in which a copy is complete when the store answers."""
+"""URL schemes of object stores that answer a request to copy an object only when the copy is complete."""
 LIMITS = {"connect_timeout": "5s", "timeout": "30s", "max_retries": "10", "retry_timeout": "60s"}
-"""Options that bound the time until a request fails, unless the user sets them. An attempt takes up to `timeout`, and
-no attempt begins after `retry_timeout`."""
+"""Defaults of the options that limit the time until a request fails. An attempt takes up to `timeout`, and no attempt
+begins after `retry_timeout`."""
 CLIENT_OPTIONS = re.compile(
     "allow_http|allow_invalid_certificates|default_content_type|http1_only|http2_.*|pool_.*|proxy_.*|"
     "randomize_addresses|timeout|connect_timeout|read_timeout|user_agent"
@@ -30,8 +31,10 @@ RETRY_OPTIONS = ("max_retries", "retry_timeout")
 
 
 def with_limits(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of an object store with LIMITS for those that are not set."""
-    return LIMITS | {_plain(name) if _plain(name) in LIMITS else name: value for name, value in options.items()}
+    """Return the options of an object store. Options of LIMITS that are not set get their values from LIMITS."""
+    return LIMITS | {
+        _short_name(name) if _short_name(name) in LIMITS else name: value for name, value in options.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -50,10 +53,10 @@ class Objects:
 
         config, client, retry = {}, {}, {}
         for name, value in with_limits(dict(self.options)).items():
-            if _plain(name) in RETRY_OPTIONS:
-                retry[_plain(name)] = value
-            elif CLIENT_OPTIONS.fullmatch(_plain(name)):
-                client[_plain(name)] = value
+            if _short_name(name) in RETRY_OPTIONS:
+                retry[_short_name(name)] = value
+            elif CLIENT_OPTIONS.fullmatch(_short_name(name)):
+                client[_short_name(name)] = value
             else:
                 config[name] = value
         try:
@@ -81,7 +84,7 @@ class Objects:
 
     @contextmanager
     def create(self, path: str) -> Iterator[Any]:
-        """Write a new object. It exists, complete, when the block has ended without an error; else never."""
+        """Write a new object. It appears when the block ends without an error, and then it is complete."""
         import obstore
 
         with self.errors(), obstore.open_writer(self.open(), path) as stream:
@@ -94,7 +97,7 @@ class Objects:
 
 
 class CountedStream:
-    """A stream of obstore with the position that writers of files ask for."""
+    """A stream of obstore that also has `tell`, because writers of files need it."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -107,7 +110,7 @@ class CountedStream:
         return written
 
     def tell(self) -> int:
-        """Return the number of bytes so far."""
+        """Return the number of bytes written so far."""
         return self._size
 
     def flush(self) -> None:
@@ -117,8 +120,8 @@ class CountedStream:
         """Do nothing: the owner of the stream completes the object."""
 
 
-def _plain(name: str) -> str:
-    """Return the name of an option without upper case and prefix: `AWS_ALLOW_HTTP` is `allow_http`."""
+def _short_name(name: str) -> str:
+    """Return the name of an option in lower case and without its prefix: `AWS_ALLOW_HTTP` becomes `allow_http`."""
     return re.sub(r"^(?:aws|google)_", "", name.lower())
 
 

@@ -1,25 +1,25 @@
-"""Tells outages of databases and catalogs from errors that another attempt would repeat."""
+"""Distinguishes outages of databases and catalogs from errors that would occur again in another attempt."""
 
 from typing import Any
 
 POSTGRESQL_CLASSES = ("08", "40", "53", "57", "58")
-"""Beginnings of the SQLSTATEs of connections, aborted transactions, missing resources, shutdowns and system errors."""
+"""SQLSTATE classes: failed connections, aborted transactions, missing resources, shutdowns and system errors."""
 MYSQL_CODES = frozenset({1021, 1040, 1053, 1114, 1203, 1205, 1213, 1927, 2002, 2003, 2005, 2006, 2013, 2055})
 """Codes of MariaDB and MySQL: full disks, too many connections, a shutdown, locks, no connection, lost connections."""
 SQLITE_TEXTS = ("database is locked", "database table is locked", "database or disk is full", "disk I/O error")
 STATUS_ERRORS = ("ServerError", "ServiceUnavailableError")
-"""Names of pyiceberg's errors for an answer of a catalog that says that the catalog cannot work now."""
+"""Names of the errors that pyiceberg raises when a catalog answers that it cannot work now."""
 
 
 def is_outage(error: BaseException) -> bool:
     """Return whether `error` says that a server, a connection or a disk does not work now."""
-    original = getattr(error, "orig", None)  # SQLAlchemy's errors have the error of the database's driver
+    original = getattr(error, "orig", None)  # in an SQLAlchemy error, `orig` is the error of the database driver
     if isinstance(original, BaseException):
         return bool(getattr(error, "connection_invalidated", False)) or is_outage_of_database(original)
     if type(error).__name__ in STATUS_ERRORS or isinstance(error, ConnectionError | TimeoutError):
         return True
-    is_request = type(error).__module__.startswith("requests.")
-    return is_request and type(error).__name__ in {"ConnectionError", "ConnectTimeout", "ReadTimeout", "Timeout"}
+    is_from_requests = type(error).__module__.startswith("requests.")
+    return is_from_requests and type(error).__name__ in {"ConnectionError", "ConnectTimeout", "ReadTimeout", "Timeout"}
 
 
 def is_outage_of_database(original: Any) -> bool:

@@ -14,15 +14,16 @@ NO_FILES = ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA")
 
 MAX_FILE_AGE = "maxFileAge"
 """An option of Spark's file source. A stream never reads a file that is older than the newest known file by more than
-this. Spark's default is a week, so a file that is moved into the directory later would be left out without an error."""
+this age. Spark's default is a week, so an older file that is moved into the directory would be left out without an
+error."""
 ANY_AGE = "365000d"
-"""A value of this option that lets a stream read files of any age, in a form that Spark accepts."""
+"""With this value of MAX_FILE_AGE, a thousand years, a stream reads files of any age."""
 
 STRICT = {"mode": "FAILFAST"}
-"""Makes a line that is not JSON or CSV, or does not fit the schema, an error. By default, Spark would make it a row of
-nulls."""
+"""With this option, a line that is not JSON or CSV, or does not fit the schema, causes an error. By default, Spark
+would read such a line as a row of nulls."""
 SETS_MALFORMED = ("mode", "columnnameofcorruptrecord")
-"""Options, in lower case, that say what becomes of malformed lines."""
+"""Options, in lower case, that determine how Spark treats malformed lines."""
 CORRUPT_RECORD = "_corrupt_record"
 """Spark stores malformed lines in a column with this name, if the schema has it."""
 
@@ -30,7 +31,7 @@ CORRUPT_RECORD = "_corrupt_record"
 def load_files(
     context: SourceContext, kind: str, path: str, schema: str | None, options: Mapping[str, str]
 ) -> "DataFrame":
-    """Return the rows of the files at `path`: a directory, a file or a pattern. `kind` is a name of Spark's formats.
+    """Return the rows of the files at `path`: a directory, a file or a pattern. `kind` is Spark's name of their format.
 
     Raises PipelineError if the columns are unknown: without a `schema`, they are inferred from the files that exist.
     Also raises it if `context.begin` is not the earliest row, because Spark's source reads all files.
@@ -73,7 +74,7 @@ def load_files(
 
 
 def _sets_malformed(schema: str | None, options: Mapping[str, str]) -> bool:
-    """Return whether the declaration says what becomes of malformed lines."""
+    """Return whether the declaration determines how Spark treats malformed lines."""
     return CORRUPT_RECORD in (schema or "") or any(name.lower() in SETS_MALFORMED for name in options)
 
 

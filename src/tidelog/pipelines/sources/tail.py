@@ -32,12 +32,12 @@ SCHEMA = StructType().add("value", "string").add("path", "string").add("position
 HASHED_BYTES = 1024
 """A hash is made of at most this many bytes at the beginning of a file, and at most this many before a position."""
 BEGINNINGS = "begun"
-"""Key in an offset of the stream: where the micro-batch that ends at this offset begins in some files. In the other
-files, it begins where the previous micro-batch ended, or at 0 if the file is new. The offset of the first micro-batch
-has an entry for each file that is not read from position 0. The offset of any other micro-batch has an entry for each
-file that was replaced or truncated."""
+"""Key in an offset of the stream. Each micro-batch has such an offset. The value has the positions from which the
+micro-batch reads some of the files: in the first micro-batch, each file that is not read from position 0; in any other
+micro-batch, each file that was replaced or truncated. The micro-batch reads all other files from the position where the
+previous micro-batch ended, and new files from 0."""
 ENDS = "ends"
-"""Key in an offset of the stream: where the micro-batch that ends at this offset ends in each file."""
+"""Key in an offset of the stream. Its value has, for each file, the position at which the micro-batch ends."""
 HASHES = "hashes"
 """Key in an offset of the stream: the result of `hash_before` for the end in each file. Offsets that were stored by an
 early version have no hashes."""
@@ -167,13 +167,18 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[tuple[str, str, int]]:
         assert isinstance(partition, LineRange)
         position = partition.begin
-        with open(partition.path, "rb") as stream:
+        moved = PipelineError(
+            f"file {partition.path}: it was renamed or removed after this micro-batch was planned. If it was renamed,"
+            " and the pattern matches its new name, the next attempt finds it"
+        )
+        try:
+            stream = open(partition.path, "rb")  # noqa: SIM115  # closed below
+        except FileNotFoundError:
+            raise moved from None
+        with stream:
             # The device is not compared: it may have another number on the machine of an executor.
             if os.fstat(stream.fileno()).st_ino != partition.inode:
-                raise PipelineError(
-                    f"file {partition.path}: it was renamed after this micro-batch was planned. The next attempt finds "
-                    "it under its new name, if the pattern matches that name"
-                )
+                raise moved
             # `hash_before` returns None if the file is now shorter than the plan requires. Then the loop below raises.
             if partition.end_hash is not None and hash_before(stream, partition.end) not in (None, partition.end_hash):
                 raise PipelineError(

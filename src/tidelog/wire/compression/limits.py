@@ -33,9 +33,7 @@ class RemainingLimits:
 
 
 def pieces_max(limit_bytes: int) -> int:
-    """Return the maximum number of members, frames, chunks or blocks of a stream that may decompress to
-    `limit_bytes`.
-    """
+    """Return the maximum number of members, frames, chunks or blocks of a stream whose size limit is `limit_bytes`."""
     return max(PIECES_MIN, limit_bytes // BYTES_PER_PIECE)
 
 

@@ -13,7 +13,7 @@ from tidelog.wire.compression.limits import PIECES_MIN, pieces_max, too_large, t
 from tidelog.wire.primitives import BrokenStream, Buffer
 
 _MAGIC = b"\x82SNAPPY\x00"
-_VERSIONS = Struct(">ii")  # the writer's version, and the oldest version that can read it
+_VERSIONS = Struct(">ii")  # the version of the writer, and the oldest version of a reader for the stream
 _HEADER = _MAGIC + _VERSIONS.pack(1, 1)
 _CHUNK_BYTES = 32 * 1024
 _SIZE = Struct(">i")
@@ -21,8 +21,8 @@ _SIZE_BYTES = _SIZE.size
 _GROWTH_MAX = 22
 """A block decompresses to at most this many times its size: an element of three bytes copies at most 64 bytes."""
 _HEADER_AS_SIZE = _SIZE.unpack_from(_MAGIC)[0]
-"""The first four bytes of the header, read as a chunk size. At the position of a chunk size, they begin a repeated
-header."""
+"""The first four bytes of the header, read as a chunk size. If a chunk size has this value, it is not a size: a
+repeated header begins there."""
 
 
 def compress(data: memoryview) -> bytes:
@@ -66,8 +66,8 @@ def decompress(data: memoryview, limit_bytes: int) -> Buffer:
 def _check_header(data: memoryview, position: int) -> None:
     """Check a repeated header. Raises BrokenStream.
 
-    A header with a damaged magic number is skipped, because Java's reader first treats it as the end of the stream, but
-    then continues after it.
+    At a header with a damaged magic number, one read of Java's reader reports the end of the stream, but the next read
+    continues after this header. So such a header is skipped here.
     """
     end = position + len(_HEADER)
     if end > len(data):
@@ -95,7 +95,7 @@ def _decompress_block(block: memoryview, limit_bytes: int) -> Buffer:
 
 
 def _broken(reason: str) -> BrokenStream:
-    """Return the exception. Its `before` is empty, because Java's reader reads ahead and loses the bytes before the
-    damage.
+    """Return the exception. Java's reader reads ahead, so it loses the bytes before the damage. Therefore `before` of
+    the exception is empty.
     """
     return BrokenStream(f"snappy data: {reason}", b"")
