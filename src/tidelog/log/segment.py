@@ -286,9 +286,9 @@ class Segment:
         """Return the largest timestamp of the batch at `position`."""
         return latest_timestamp_at(self.file, position, fields[LENGTH] + LENGTH_END, fields)
 
-    def write_indexes(self) -> None:
-        """Write new entries to the index files. If the disk is full, the entries stay in memory for a later call.
-        Raises OSError, except for temporary errors.
+    def write_indexes(self) -> OSError | None:
+        """Write new entries to the index files. After a temporary error (TEMPORARY_ERRORS), the entries stay in memory
+        for a later call, and the error is returned. Raises OSError for any other error.
         """
         self.indexes_unsynced = True
         try:
@@ -297,6 +297,8 @@ class Segment:
         except OSError as error:
             if error.errno not in TEMPORARY_ERRORS:
                 raise
+            return error
+        return None
 
     @property
     def has_unsynced_indexes(self) -> bool:
