@@ -39,8 +39,8 @@ class Link:
     """One connection to a broker. The constructor opens it, and authenticates the client.
 
     The constructor, `send` and `answer` raise BrokerUnreachable when the connection fails or the deadline passes,
-    and BrokenProtocol when the peer violates the protocol. Both errors close the link. Deadlines are in seconds of
-    `time.monotonic`.
+    and BrokenProtocol when the peer violates the protocol. The constructor also raises AuthenticationFailed. Each of
+    these errors closes the link. Deadlines are in seconds of `time.monotonic`.
     """
 
     def __init__(

@@ -181,7 +181,7 @@ class Durability:
                 postponed = active.write_indexes()
             except OSError as error:
                 plan.error = postponed = error
-            # The snapshot needs the index entries on the disk. If they stay in memory, a later plan writes the snapshot.
+            # A snapshot needs the index entries on the disk. If they stay in memory, a later plan writes it.
             with_snapshot = postponed is None
             if postponed is not None:
                 self.disk_full = postponed.errno in FULL_DISK_ERRORS
