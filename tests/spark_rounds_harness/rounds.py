@@ -23,7 +23,8 @@ TESTS = Path(__file__).resolve().parents[1]
 PARTITIONS = 3
 RECORDS_PER_ROUND = 600
 LIMIT_S = float(os.environ.get("SPARK_ROUNDS_LIMIT_S", "600"))
-"""Upper bound on the time of one round, restarts included."""
+"""Upper bound, in seconds, on the time of one attempt of a round with its restarts, and on the time until the last
+attempt begins."""
 FIRST_DURATION_S = 3.0
 """The expected time in which the query writes the records of a round, until it has been measured."""
 
@@ -102,6 +103,7 @@ class Life:
         misses = restarts = killed = 0
         kill = list(KILLS)[(number - 1) % len(KILLS)]
         while not killed:
+            assert time.monotonic() - began < LIMIT_S, f"round {number}: {misses} kills without effect"
             killed, starts = self._kill_once(number, kill)
             restarts += starts
             misses += not killed
