@@ -396,9 +396,7 @@ class Segment:
 
     def read_latest_timestamp(self) -> tuple[int, int]:
         """Read (`max_timestamp`, its offset) from the files. Blocks. Thread-safe, because it does not change the
-        object.
-
-        Raises CorruptLog, OSError.
+        object. Raises CorruptLog, OSError.
         """
         try:
             last = TimeIndex(self._disk, self.times.path, self.base_offset).last()
