@@ -4,6 +4,7 @@ import asyncio
 import errno
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -11,9 +12,12 @@ from process_harness import amount, seed_of
 from simulation_harness import boot, connect
 from tidelog.broker.broker import BrokerServer
 from tidelog.log.checkpoints import CLEANER_OFFSETS, LOG_START_OFFSETS, read_offsets
+from tidelog.log.partition_log import PartitionLog
 from tidelog.model.ids import TopicPartition
+from tidelog.replication.moves import Move, Moves
 from tidelog.simulation.client import SimClient
 from tidelog.simulation.disk import SimDisk
+from tidelog.simulation.tasks import SimTasks
 from tidelog.simulation.world import SimHost, World, simulated
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.alter_replica_log_dirs import (
@@ -230,6 +234,57 @@ def test_offsets_whose_records_are_gone_are_not_given_again_after_a_move() -> No
 
     with simulated(1) as world:
         world.run(scenario(), virtual_s=120)
+
+
+def test_a_copy_without_records_is_emptied_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All records that the copy lacks are deleted before the switch, so the copy must begin again at a later offset."""
+    places: list[str] = []
+    in_thread = False
+    run_blocking, restart_at, copy = SimTasks.run_blocking, PartitionLog.restart_at, Moves._copy
+    clients: list[SimClient] = []
+
+    def noted_run_blocking(
+        tasks: SimTasks, function: Callable[..., Any], *args: object, lane: str = ""
+    ) -> "asyncio.Future[Any]":
+        def run(*args: object) -> Any:
+            nonlocal in_thread
+            in_thread = True
+            try:
+                return function(*args)
+            finally:
+                in_thread = False
+
+        return run_blocking(tasks, run, *args, lane=lane)
+
+    def noted_restart_at(log: PartitionLog, offset: int) -> None:
+        places.append("thread" if in_thread else "loop")
+        restart_at(log, offset)
+
+    async def copy_before_more_records_are_deleted(moves: Moves, one: Move) -> bool:
+        is_copied = await copy(moves, one)
+        await write(clients[0], 5)
+        assert await delete_records(clients[0], -1) == (ErrorCode.NONE, 25)
+        return is_copied
+
+    async def scenario() -> None:
+        host, broker, client = await started(world)
+        clients.append(client)
+        assert (await client.create_topic(TOPIC)).error_code == ErrorCode.NONE
+        await write(client, 20)
+        assert await delete_records(client, -1) == (ErrorCode.NONE, 20)
+        await move(client, "/b")
+        await moved(broker, "/b")
+        assert (await client.produce(TOPIC, 0, [Record(b"k", b"v", 1)])).base_offset == 25
+        host.kill()
+        host, broker, client = await started(world)
+        assert list(await read_all(client, 25)) == [25]
+
+    monkeypatch.setattr(SimTasks, "run_blocking", noted_run_blocking)
+    monkeypatch.setattr(PartitionLog, "restart_at", noted_restart_at)
+    monkeypatch.setattr(Moves, "_copy", copy_before_more_records_are_deleted)
+    with simulated(1) as world:
+        world.run(scenario(), virtual_s=120)
+    assert places == ["thread"]
 
 
 @pytest.mark.parametrize("seed", range(amount(8, 60)))

@@ -357,6 +357,29 @@ def test_an_error_on_the_way_costs_no_record(operation: str, error: int, where: 
         world.run(scenario())
 
 
+def test_a_log_whose_file_ends_inside_a_batch_goes_offline_and_not_its_directory(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The bytes are lost, so no client may continue to write after them."""
+
+    async def scenario() -> None:
+        host = world.host("broker")
+        broker, client = await prepared(world)
+        partition = broker.services.partitions.get("t", 0)
+        segment = partition.log.segments.active
+        host.disk.open(segment.path).truncate(segment.size - 100)
+        await move(client, "/b")
+        while partition in broker.services.partitions.moves:
+            await asyncio.sleep(0.01)
+        assert (await client.produce("t", 0, [Record(b"k", b"v", 1)])).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert broker.services.partitions.directories.failed == {}
+
+    with simulated(1) as world:
+        world.run(scenario())
+    assert "log offline partition=t-0 reason=/a/t-0/" in caplog.text
+    assert "the file ends inside a batch" in caplog.text
+
+
 @pytest.mark.parametrize("delay_s", [0.0, 0.005, 0.02, 0.05, 0.5])
 def test_the_topic_is_deleted_while_it_moves_and_made_anew(delay_s: float) -> None:
     async def scenario() -> None:

@@ -183,12 +183,15 @@ class Fetch:
 
     # Reading
 
-    def cold_reads(self, items: "Sequence[FetchItem] | None" = None) -> list["ColdRead"]:
+    def cold_reads(self, items: "Sequence[FetchItem] | None" = None, bytes_left: int | None = None) -> list["ColdRead"]:
         """Return the disk reads that a thread must run before the event loop reads `items` (default: all). Without
-        them, the event loop would wait for the disk.
+        them, the event loop would wait for the disk. They have about `bytes_left` bytes together (default: the size
+        limit of the response). Beyond that, only the first bytes of each item are read: `_read` needs the header of its
+        first batch even if the response is full.
         """
         reads = []
-        bytes_left = self._bytes_max
+        if bytes_left is None:
+            bytes_left = self._bytes_max
         for item in self._fetch_context.items if items is None else items:
             try:
                 log = self._partition(item).log
@@ -199,9 +202,7 @@ class Fetch:
                 continue  # `_read` gets the same error and adds it to the response
             if read is not None:
                 reads.append(read)
-                bytes_left -= item.bytes_max
-                if bytes_left <= 0:
-                    break
+                bytes_left = max(bytes_left - read.size, 0)
         return reads
 
     def begin_warmed(self, cold: list["ColdRead"]) -> Pending[FetchResponse]:

@@ -161,8 +161,9 @@ def _refuse_all(requested_topics: Sequence[MetadataRequestTopic]) -> Steps[Metad
 def _all_topics(
     services: Services, context: RequestContext, image: MetadataImage, request: MetadataRequest
 ) -> Steps[MetadataResponse | Encoded]:
-    # librdkafka permanently gives up on topics in a response without brokers, so no topics are returned until a broker
-    # is registered.
+    # librdkafka permanently gives up on topics whose leader is not among the brokers of the response, so no topics are
+    # returned until a broker is registered. While all brokers are fenced, no partition has a leader. Then topics are
+    # returned, as by Kafka, and the clients ask again.
     topics: list[MetadataResponseTopic | TopicImage] = [*image.topics.values()] if image.brokers else []
     return (yield from _respond(services, context, image, request, topics))
 

@@ -404,7 +404,8 @@ class _Acknowledgement:
             if isinstance(ticket, _DeferredAppend) and not ticket.is_appended:
                 message = "the batch was not appended within the request's timeout.ms; it may still be appended later"
             else:
-                message = "the batch was appended, but was not known to be durable within the request's timeout.ms"
+                missing = "replicated and durable" if self.acks == -1 else "durable"
+                message = f"the batch was appended, but was not known to be {missing} within the request's timeout.ms"
             set_error(answer, None, RequestTimedOut(message))
         self.unsettled.clear()
         self._complete()

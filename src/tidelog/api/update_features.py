@@ -7,7 +7,7 @@ controller finalizes the levels of the other features. As in Kafka, a request fo
 from collections.abc import Coroutine
 from typing import Any
 
-from tidelog.api.features import Feature, cluster_features, features
+from tidelog.api.features import GROUP_FEATURE, Feature, cluster_features, features
 from tidelog.api.services import RequestContext, Services
 from tidelog.metadata import link
 from tidelog.metadata.features import LevelChange
@@ -84,6 +84,8 @@ def _check(feature: Feature | None, update: FeatureUpdateKey, *, is_finalized: b
         raise _error(f"{name} has level {feature.level}, and an upgrade to level {level} would be a downgrade")
     if level > feature.level and update.upgrade_type != UPGRADE:
         raise _error(f"{name} has level {feature.level}, and a downgrade to level {level} would be an upgrade")
+    if level != feature.level and not is_finalized and name != GROUP_FEATURE:
+        raise _error(f"this broker is not registered yet, so it does not know whether {name} can be changed; try again")
     if level != feature.level and not is_finalized:
         raise _error(
             f"{name} remains at level {feature.level}: the setting group.coordinator.rebalance.protocols determines "

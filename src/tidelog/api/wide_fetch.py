@@ -46,8 +46,11 @@ class WideFetch(Fetch):
 
     def _begin_steps(self) -> "Steps[Outcome[FetchResponse]]":
         cold: list[ColdRead] = []
+        bytes_left = self._bytes_max
         for items in _chunks(self._fetch_context.items):
-            cold += self.cold_reads(items)
+            reads = self.cold_reads(items, bytes_left)
+            cold += reads
+            bytes_left = max(bytes_left - sum(read.size for read in reads), 0)
             if len(cold) >= COLD_READS_MAX:
                 break
             yield

@@ -491,11 +491,14 @@ class BrokerServer:
         """
         await self.runtime.tasks.sleep(self.config.log_initial_task_delay_ms / 1000)
         while True:
-            try:
-                await self.services.partitions.open_again()
-                await self.services.partitions.enforce_retention()
-            except Exception:
-                logger.exception("retention failed")  # the next run tries again
+            for name, task in (
+                ("opening of offline partitions", self.services.partitions.open_again),
+                ("retention", self.services.partitions.enforce_retention),
+            ):
+                try:
+                    await task()
+                except Exception:
+                    logger.exception("%s failed", name)  # the next run tries again
             await self.runtime.tasks.sleep(self.config.log_retention_check_interval_ms / 1000)
 
     def _report_failure(self, reason: str) -> None:

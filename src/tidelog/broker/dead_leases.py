@@ -44,7 +44,7 @@ class BrokerLeases:
         try:
             lease = await find_lease(store, CONTROLLER_LEASE)
         except (StoreFailed, StoreUnavailable) as error:
-            logger.warning("leases of brokers not read reason=%s", error)
+            logger.warning("lease of the controller not read reason=%s", error)
             return None
         finally:
             await store.close()

@@ -100,7 +100,7 @@ class Listener:
         await self._wait_until_empty(timeout_s)
         if self._ending:
             logger.error(
-                "at the stop, requests were not completed connections=%d seconds=%g", len(self._ending), timeout_s
+                "at the stop, requests were not completed connections=%d seconds=%g", len(self._ending), 2 * timeout_s
             )
 
     async def _wait_until_empty(self, timeout_s: float) -> None:

@@ -226,7 +226,9 @@ class Loader:
                     record = self._core.decode(stored.key, stored.value)
                 except MalformedMessage as error:
                     raise CorruptLog(stored.path, stored.position, str(error)) from error
-                if record is not None and stored.value is not None:
+                if record is None:
+                    self._unknown_count += 1
+                elif stored.value is not None:
                     self._core.replay_pending(record, next_offset, producer, stored.offset, is_superseded=is_superseded)
                 await self._yield_after(1)
 

@@ -178,12 +178,13 @@ class Durability:
         self._sync_wanted = False
         if with_snapshot:
             try:
-                active.write_indexes()
+                postponed = active.write_indexes()
             except OSError as error:
-                plan.error = error
-            # if entries are still pending, the disk is probably full; a later plan writes the snapshot
-            with_snapshot = not (active.index.pending or active.times.pending)
-            self.disk_full |= not with_snapshot
+                plan.error = postponed = error
+            # A snapshot needs the index entries on the disk. If they stay in memory, a later plan writes it.
+            with_snapshot = postponed is None
+            if postponed is not None:
+                self.disk_full = postponed.errno in FULL_DISK_ERRORS
         segments = self._segments.items[self._segments.floor(self.recovery_point) :]
         segments_to_sync, self._segments_to_sync = self._segments_to_sync, []
         for segment in segments:

@@ -74,18 +74,18 @@ class ColdRead:
     thread may call it.
     """
 
-    __slots__ = ("_file", "_position", "_size")
+    __slots__ = ("_file", "_position", "size")
 
     def __init__(self, segment: Segment, position: int, size: int) -> None:
         self._file = segment.file
         self._position = position
-        self._size = size
+        self.size = size
 
     def run(self) -> None:
         """Read the bytes. Raises OSError."""
         step = 1 << 20
-        for position in range(self._position, self._position + self._size, step):
-            self._file.pread(min(step, self._position + self._size - position), position)
+        for position in range(self._position, self._position + self.size, step):
+            self._file.pread(min(step, self._position + self.size - position), position)
 
 
 class LogReader:
@@ -355,19 +355,21 @@ def _records(segment: Segment, position: int, size: int, start_offset: int) -> I
 
     The broker stores the records as a producer sent them. Some batches have a valid checksum, but their records
     cannot be decoded or are too large to be decoded here. The undecoded records of such a batch are treated as one
-    record. It has the batch's first offset from `start_offset` on, and the largest timestamp in the batch's header.
+    record. It has the offset after the last decoded record, but at least `start_offset`, and the largest timestamp in
+    the batch's header.
     """
     batch = segment.file.pread(size, position)
     header = BatchHeader(batch)
-    first = max(header.base_offset, start_offset)
+    undecoded_offset = header.base_offset
     try:
         for offset_delta, timestamp, _ in record_facts(decompressed_records(batch, header, SEARCHED_BYTES_MAX), header):
             offset = header.base_offset + offset_delta
             if not header.base_offset <= offset <= header.last_offset:
                 raise MalformedMessage(f"record batch: the offset delta {offset_delta} of a record is out of range")
+            undecoded_offset = min(offset + 1, header.last_offset)
             if offset >= start_offset:
                 yield offset, timestamp
     except MalformedMessage as error:
         if not header.crc_ok():
             raise CorruptLog(segment.path, position, f"the batch's records cannot be decoded: {error}") from error
-        yield first, header.max_timestamp
+        yield max(undecoded_offset, start_offset), header.max_timestamp

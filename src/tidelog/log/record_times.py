@@ -27,7 +27,7 @@ from tidelog.wire.batches import (
     TIMESTAMP_TYPE_BIT,
     BatchHeader,
 )
-from tidelog.wire.primitives import MalformedMessage, read_varint, read_varlong, varint
+from tidelog.wire.primitives import MalformedMessage, read_varint, read_varlong, varint, wrong_record_length
 from tidelog.wire.records import decompressed_records
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def largest_timestamp(data: bytes, count: int, base_timestamp: int) -> int:
             else:
                 delta, after = read_varlong(data, position + 1)
             if after > end or end > size:
-                raise MalformedMessage(f"record batch: a record states {length} bytes, but {size - position} are left")
+                raise wrong_record_length(length, size - position)
             if delta > largest:
                 largest = delta
             position = end

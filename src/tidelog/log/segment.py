@@ -284,9 +284,9 @@ class Segment:
         """Return the largest timestamp of the batch at `position`."""
         return latest_timestamp_at(self.file, position, fields[LENGTH] + LENGTH_END, fields)
 
-    def write_indexes(self) -> None:
-        """Write new entries to the index files. If the disk is full, the entries stay in memory for a later call.
-        Raises OSError, except for temporary errors.
+    def write_indexes(self) -> OSError | None:
+        """Write new entries to the index files. After a temporary error (TEMPORARY_ERRORS), the entries stay in memory
+        for a later call, and the error is returned. Raises OSError for any other error.
         """
         self.indexes_unsynced = True
         try:
@@ -295,6 +295,8 @@ class Segment:
         except OSError as error:
             if error.errno not in TEMPORARY_ERRORS:
                 raise
+            return error
+        return None
 
     @property
     def has_unsynced_indexes(self) -> bool:
@@ -394,9 +396,7 @@ class Segment:
 
     def read_latest_timestamp(self) -> tuple[int, int]:
         """Read (`max_timestamp`, its offset) from the files. Blocks. Thread-safe, because it does not change the
-        object.
-
-        Raises CorruptLog, OSError.
+        object. Raises CorruptLog, OSError.
         """
         try:
             last = TimeIndex(self._disk, self.times.path, self.base_offset).last()

@@ -358,7 +358,8 @@ def create_partitions(
     """Add partitions to topics. Each topic succeeds or fails on its own. A topic that is repeated in the request fails.
 
     The results of repeated topics come first, then the results of unknown topics, then all others. `cordoned` says that
-    no data directory accepts new partitions.
+    no data directory accepts new partitions. As in Kafka, an administrator who names the replicas gets the partitions
+    nevertheless.
     """
     repeated = yield from _find_repeated(request.topic for request in requests)
     results = yield from _refuse_all(repeated, ErrorCode.INVALID_REQUEST, REPEATED_TOPIC)
@@ -377,7 +378,8 @@ def create_partitions(
         yield
         try:
             added = yield from _add_partitions(image, topic, request, len(records))
-            _check_not_cordoned(cordoned)
+            if request.assignments is None:
+                _check_not_cordoned(cordoned)
             _reserve_partitions(reserve, len(added.replicas))
             records.append(added)
         except ApiError as error:

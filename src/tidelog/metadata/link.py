@@ -447,7 +447,9 @@ class ControllerRouter:
         return await self._when_followed(request, answer, deadline_s)
 
     async def _when_followed(self, request: ControllerRequest, answer: Answer[Any], deadline_s: float) -> Answer[Any]:
-        """Return the answer when this broker has processed the metadata on which the answer is based."""
+        """Return the answer when this broker has processed the metadata on which the answer is based. At the deadline,
+        return REQUEST_TIMED_OUT, unless the answer is another error.
+        """
         if answer.position <= self._cache.processed.position:
             return answer
         wait_for = self._publisher.wait_for_roles if isinstance(request, BROKER_REQUESTS) else self._publisher.wait_for
@@ -456,5 +458,10 @@ class ControllerRouter:
         if done:
             return answer
         following.cancel()
-        message = "the change is made, but this broker has not processed it yet"
+        if answer.error:
+            return answer
+        message = (
+            "the controller has answered, but this broker has not processed the metadata of the answer yet; "
+            "requested changes may be made already"
+        )
         return answer._replace(value=None, error=ErrorCode.REQUEST_TIMED_OUT, message=message)

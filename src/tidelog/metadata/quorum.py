@@ -16,7 +16,9 @@ class JournalFollower(NamedTuple):
 
 
 class QuorumState(NamedTuple):
-    """The controller, and the brokers that could become the controller: all brokers that are not fenced."""
+    """The controller, and the brokers that could become the controller: all brokers that are not fenced. The controller
+    is one of `brokers` even if it is fenced.
+    """
 
     controller_id: int
     controller_epoch: int

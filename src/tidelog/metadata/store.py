@@ -45,7 +45,9 @@ class StoreUnavailable(Exception):
 
 
 class EntryTooLarge(StoreUnavailable):
-    """The entry exceeds `Store.entry_bytes_max`. The caller must split the change into several entries."""
+    """The entry exceeds `Store.entry_bytes_max`. A later call with the same entry fails, too: the caller must split the
+    change into several entries.
+    """
 
 
 class StoreFailed(Exception):

@@ -1,6 +1,7 @@
 """Identifiers of topics and partitions, and their text forms."""
 
 import base64
+import re
 from collections.abc import Iterable
 from typing import NamedTuple, NewType
 
@@ -8,6 +9,7 @@ TopicId = NewType("TopicId", bytes)
 """16 raw bytes; `uuid_text` returns Kafka's text form."""
 
 NO_TOPIC_ID = TopicId(bytes(16))
+_UUID_TEXT = re.compile("[A-Za-z0-9_-]{22}(==)?")
 
 
 class TopicPartition(NamedTuple):
@@ -32,8 +34,9 @@ def uuid_text(raw: bytes) -> str:
 
 
 def uuid_from_text(text: str) -> bytes:
-    """Return the 16 bytes of an id in the form of `uuid_text`. Raises ValueError if `text` does not encode 16 bytes."""
-    raw = base64.urlsafe_b64decode(text + "==")
-    if len(raw) != 16:
+    """Return the 16 bytes of an id in the form of `uuid_text`. As in Kafka, padding may follow, and the last four bits
+    are ignored. Raises ValueError if `text` has another form.
+    """
+    if _UUID_TEXT.fullmatch(text) is None:
         raise ValueError(f"{text!r} is not a 16-byte id in URL-safe base64")
-    return raw
+    return base64.urlsafe_b64decode(text[:22] + "==")

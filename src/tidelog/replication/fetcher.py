@@ -527,7 +527,8 @@ class Fetcher:
             self._fetch_when_synced(followed)
         else:
             difference = f"this broker's log still differs from the log of broker {self._leader_id}"
-            self._fetch_after_failure(followed, CorruptMessage(f"after {followed.log_changes} cuts, {difference}"))
+            count = "1 cut" if followed.log_changes == 1 else f"{followed.log_changes} cuts"
+            self._fetch_after_failure(followed, CorruptMessage(f"after {count}, {difference}"))
 
     def _change_failed(self, followed: _Followed, error: ApiError) -> None:
         if isinstance(error, StorageError) and self._is_current(followed):

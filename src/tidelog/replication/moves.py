@@ -95,6 +95,10 @@ class SourceFailed(Exception):
     """The files of the log that is being moved cannot be read."""
 
 
+class SourceDamaged(Exception):
+    """The files of the log that is being moved lack bytes of its batches."""
+
+
 class Moves:
     """All moves of one broker, at most one for each partition. All methods are called on the event loop."""
 
@@ -204,7 +208,7 @@ class Moves:
             await self._finish_move(move, name)
         except MoveAbandoned:
             await self._discard(move)
-        except (SourceFailed, ApiError, OSError, CorruptLog) as error:
+        except (SourceFailed, SourceDamaged, ApiError, OSError, CorruptLog) as error:
             retry = lacks_descriptor(error) and partition.log.failure is None
             # Files of a deleted partition may be missing although the disk works.
             if not (retry or partition.deleted):
@@ -214,10 +218,15 @@ class Moves:
 
     def _handle_failure(self, move: Move, name: str, error: Exception) -> None:
         logger.error("move failed partition=%s to=%s reason=%s", name, move.target.path, error)
+        partition = move.partition
         if isinstance(error, SourceFailed):
-            self._report_disk_error(move.partition.log.directory.rpartition("/")[0], error)
-        elif move.partition.log.failure is None:  # a failed log means that the source has failed
+            self._report_disk_error(partition.log.directory.rpartition("/")[0], error)
+        elif isinstance(error, SourceDamaged):
+            partition.log.fail(str(error))
+        elif partition.log.failure is None:  # a failed log means that the source has failed
             self._report_disk_error(move.target.path, error)
+        if partition.log.failure is not None:
+            partition.fail()
 
     def _report_disk_error(self, path: str, error: Exception) -> None:
         cause = error if isinstance(error, OSError) else error.__cause__
@@ -336,7 +345,7 @@ class Moves:
         try:
             await self._partitions.wait_for_file_work()  # no thread uses the old log's files
             self._check(move)
-            _copy_rest(old, future_log, runtime.clock.now_ms())
+            await self._copy_rest(move, old, future_log)
             future_log.delete_before(old.log_start_offset)
             # Both logs have the same end now. The copy also gets the state that cannot be derived from its batches:
             # producers whose batches were deleted, and epochs without batches. They become durable with the copy.
@@ -348,7 +357,7 @@ class Moves:
             move.path = new.directory
             move.future_log = new
             self._check(move)
-            _copy_rest(old, new, runtime.clock.now_ms())
+            await self._copy_rest(move, old, new)
             self._switch(move, old, new)
             move.future_log, move.path = None, ""  # from now on the copy must not be discarded
             random = runtime.random.randbytes(16)
@@ -366,6 +375,15 @@ class Moves:
         finally:
             partition.thaw()
         logger.info("partition moved partition=%s from=%s to=%s", name, source.path, move.target.path)
+
+    async def _copy_rest(self, move: Move, old: "PartitionLog", copy: "PartitionLog") -> None:
+        """Make the copy end at the same offset as the frozen log `old`. On return both have the same end, until the
+        next await of the caller.
+        """
+        while not _copy_remaining_batches(old, copy):
+            now_ms = self._runtime.clock.now_ms()
+            await self._runtime.tasks.run_blocking(_skip_to, copy, old.log_end_offset, now_ms)
+            self._check(move)
 
     async def _remove_mark(self, move: Move) -> None:
         """Remove the mark `takes-over` of the copy, since the old log no longer has the same name."""
@@ -423,21 +441,29 @@ def _copy_piece(piece: "Slice", future_log: "PartitionLog") -> None:
     except OSError as error:
         raise SourceFailed(str(error)) from error
     if len(data) < piece.size:
-        raise CorruptLog(piece.file.path, piece.position + len(data), "the file ends inside a batch")
+        problem = CorruptLog(piece.file.path, piece.position + len(data), "the file ends inside a batch")
+        raise SourceDamaged(str(problem)) from problem
     future_log.append_as_follower(memoryview(data))
 
 
-def _copy_rest(old: "PartitionLog", copy: "PartitionLog", now_ms: int) -> None:
-    """Copy the remaining bytes, which are few and in the page cache."""
+def _copy_remaining_batches(old: "PartitionLog", copy: "PartitionLog") -> bool:
+    """Copy the remaining bytes, which are few and in the page cache. Returns whether the copy has the same end now.
+    Its end is lower if the log's last records were deleted.
+    """
     while (piece := old.read(max(copy.log_end_offset, old.log_start_offset), PIECE_BYTES, old.log_end_offset)).size:
         _copy_piece(piece, copy)
-    # If the last records were deleted, their offsets must still not be used again.
-    if copy.log_end_offset < old.log_end_offset:
-        if copy.segments.active.size:
-            copy.log_end_offset = old.log_end_offset
-            copy.roll(now_ms)
-        else:
-            copy.restart_at(old.log_end_offset)
+    return copy.log_end_offset >= old.log_end_offset
+
+
+def _skip_to(copy: "PartitionLog", end_offset: int, now_ms: int) -> None:
+    """Make the copy end at `end_offset` without records, since the offsets of deleted records must not be used again.
+    Blocks. Raises StorageError.
+    """
+    if copy.segments.active.size:
+        copy.log_end_offset = end_offset
+        copy.roll(now_ms)
+    else:
+        copy.restart_at(end_offset)
 
 
 def _finish_copy(

@@ -29,7 +29,7 @@ class PartitionTable:
         """Return the partition.
 
         Raises UnknownTopicOrPartition if the partition does not exist, NotLeaderOrFollower if only other brokers have
-        replicas of it, and StorageError if its log could not be opened.
+        replicas of it or its log is not open yet, and StorageError if its log could not be opened.
         """
         partition = self.opened.get((topic, index))
         if partition is None:
@@ -55,7 +55,7 @@ class PartitionTable:
 
     def replica(self, topic: str, index: int, epoch: int = ANY_EPOCH) -> "Partition":
         """Return the partition if this broker has a replica of it. Raises the errors of `leader`, but
-        NotLeaderOrFollower only if this broker has no replica.
+        NotLeaderOrFollower only if this broker has no replica, or its log is not open yet.
         """
         partition = self.get(topic, index)
         partition.check_log()

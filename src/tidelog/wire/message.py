@@ -66,9 +66,11 @@ class Struct:
 
 
 def _value_text(name: str, value: object) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(_value_text(name, item) for item in value)}]"
     if not isinstance(value, bytes | bytearray | memoryview):
         return repr(value)
-    if len(value) == 16 and name.endswith("_id"):
+    if len(value) == 16 and name.endswith(("_id", "_ids")):
         return bytes(value).hex()
     return f"<{len(value)} bytes>"
 

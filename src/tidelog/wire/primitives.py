@@ -20,6 +20,14 @@ class MalformedMessage(ValueError):
     """The bytes are not a valid message, for example cut short, with an impossible length, or with invalid UTF-8."""
 
 
+def wrong_record_length(length: int, bytes_left: int) -> MalformedMessage:
+    """Return the error for a record that states `length` bytes: more than `bytes_left`, the rest of the batch, or too
+    few for the fields of a record.
+    """
+    reason = f"but {bytes_left} are left" if length > bytes_left else "which are too few"
+    return MalformedMessage(f"record batch: a record states {length} bytes, {reason}")
+
+
 class FieldNotInVersion(ValueError):
     """This version of the message has no such field. The field's value is not the default, and must not be dropped
     silently.

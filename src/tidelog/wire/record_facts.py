@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tidelog.wire.batches import TIMESTAMP_TYPE_BIT, BatchHeader
-from tidelog.wire.primitives import Buffer, MalformedMessage, read_varint, read_varlong
+from tidelog.wire.primitives import Buffer, MalformedMessage, read_varint, read_varlong, wrong_record_length
 from tidelog.wire.records import BytesAfterRecords, WrongRecordCount
 
 INT64_MAX = (1 << 63) - 1
@@ -57,7 +57,7 @@ def record_facts(data: bytes, header: BatchHeader) -> Iterator[RecordFacts]:
             length, position = _read_length(data, position)
             end = position + length
             if end > size or length < 0:
-                raise MalformedMessage(f"record batch: a record states {length} bytes, but {size - position} are left")
+                raise wrong_record_length(length, size - position)
             delta, position = read_varlong(data, position + 1)  # after the record's attributes, which are unused
             timestamp = base_timestamp + delta if append_time is None else append_time
             if not INT64_MIN <= timestamp <= INT64_MAX:

@@ -22,7 +22,7 @@ from tidelog.wire.batches import (
     Codec,
 )
 from tidelog.wire.checksums import crc32c
-from tidelog.wire.primitives import Buffer, MalformedMessage, read_varint, read_varlong, varint
+from tidelog.wire.primitives import Buffer, MalformedMessage, read_varint, read_varlong, varint, wrong_record_length
 
 Header: TypeAlias = tuple[str, bytes | None]
 
@@ -161,7 +161,7 @@ def _decode(header: BatchHeader, data: bytes) -> list[Record]:
         length, p = read_varint(data, p)
         end = p + length
         if end > size or length < 0:
-            raise MalformedMessage(f"record batch: a record states {length} bytes, but {size - p} are left")
+            raise wrong_record_length(length, size - p)
         record = _new_object(Record)
         p += 1  # skip the record's attributes, which are unused
         n, m = data[p], data[p + 1]

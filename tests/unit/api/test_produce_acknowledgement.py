@@ -55,6 +55,14 @@ def test_it_waits_for_every_partition() -> None:
     assert timers == []
 
 
+def test_a_batch_that_is_not_replicated_in_time_is_named_so() -> None:
+    _, answers, sent, timers = acknowledge(Partition())
+    timers[0]()
+    assert len(sent) == 1
+    assert answers[0].error_code == ErrorCode.REQUEST_TIMED_OUT
+    assert "not known to be replicated and durable" in (answers[0].error_message or "")
+
+
 def test_a_partition_that_fails_at_once_does_not_answer_for_the_others() -> None:
     failed, slow = Partition(StorageError("offline")), Partition()
     _, answers, sent, _ = acknowledge(failed, slow)

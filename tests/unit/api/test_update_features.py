@@ -79,6 +79,16 @@ def test_a_downgrade_to_a_higher_level_is_refused() -> None:
     with_node(scenario)
 
 
+def test_before_the_broker_is_registered_no_setting_is_blamed() -> None:
+    async def scenario(node: Node) -> None:
+        node.services.config = SimpleNamespace(node_id=9)  # type: ignore[assignment]
+        answer = await asked(node, 2, ("transaction.version", 1, SAFE))
+        assert answer.error_code == REFUSED
+        assert "this broker is not registered yet" in answer.error_message
+
+    with_node(scenario)
+
+
 def test_a_feature_that_is_switched_off_is_none() -> None:
     async def scenario(node: Node) -> None:
         answer = await asked(node, 2, ("group.version", 1, UPGRADE), consumer_groups=False)

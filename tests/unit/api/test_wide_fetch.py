@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from types import GeneratorType
+from types import GeneratorType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from tidelog.api.fetch import Fetch, handle
 from tidelog.api.fetch_sessions import FetchItem
 from tidelog.api.pending import Pending
 from tidelog.api.services import Peer, RequestContext, Services
+from tidelog.log.partition_log import PartitionLog
 from tidelog.metadata.controller import NewTopic
 from tidelog.metadata.link import CreateTopics
 from tidelog.model.steps import run_all
@@ -40,13 +41,22 @@ class Stage:
     def watched(self) -> int:
         return sum(bool(partition._watchers) for partition in self.partitions)
 
-    def ask(self, *, topic: str = "t", count: int = COUNT, max_wait_ms: int = 1000, min_bytes: int = 1) -> Any:
-        asked = [FetchPartition(partition=index, partition_max_bytes=1000) for index in range(count)]
+    def ask(
+        self,
+        *,
+        topic: str = "t",
+        count: int = COUNT,
+        max_wait_ms: int = 1000,
+        min_bytes: int = 1,
+        max_bytes: int = 1 << 20,
+        partition_max_bytes: int = 1000,
+    ) -> Any:
+        asked = [FetchPartition(partition=index, partition_max_bytes=partition_max_bytes) for index in range(count)]
         request = FetchRequest(
             topics=[FetchTopic(topic=topic, partitions=asked)],
             max_wait_ms=max_wait_ms,
             min_bytes=min_bytes,
-            max_bytes=1 << 20,
+            max_bytes=max_bytes,
         )
         context = RequestContext(1, VERSION, 1, "test", Peer("127.0.0.1", 1, "127.0.0.1", 2))
         answer = handle(self.services, context, request)
@@ -84,6 +94,33 @@ def test_partitions_that_nobody_knows_are_not_waited_for(count: int) -> None:
         # Beside others they keep nobody from waiting.
         pending, _ = stage.parked(count=COUNT + 1)
         pending.abandon()
+
+    on_a_stage(scenario)
+
+
+@pytest.mark.parametrize(("count", "size"), [(FEW, 100), (FEW, 9000), (COUNT, 10), (COUNT, 1000)])
+def test_the_reads_from_the_disk_have_about_the_size_limit_of_the_response(
+    count: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the partitions for which the response has no space, only the first bytes are read."""
+    first_bytes = 10
+    started: list[int] = []
+
+    def cold_read(log: PartitionLog, start: int, bytes_max: int) -> Any:
+        assert bytes_max >= 0
+        read_size = min(size, bytes_max + first_bytes)
+        return SimpleNamespace(size=read_size, run=lambda: started.append(read_size))
+
+    async def scenario(stage: Stage) -> None:
+        for index in range(COUNT):
+            stage.append(index)
+        monkeypatch.setattr(PartitionLog, "cold_read", cold_read)
+        answer = stage.ask(count=count, max_bytes=10_000, partition_max_bytes=5000)
+        if isinstance(answer, Coroutine):
+            await answer
+        await asyncio.sleep(1)
+        assert len(started) == count
+        assert sum(started) <= 10_000 + (count + 1) * first_bytes
 
     on_a_stage(scenario)
 

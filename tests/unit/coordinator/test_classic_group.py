@@ -141,6 +141,21 @@ def test_metadata_of_all_members_together_is_bounded() -> None:
     assert refused.error == ErrorCode.GROUP_MAX_SIZE_REACHED
 
 
+def test_only_the_growth_of_a_member_counts_for_the_bound_of_all_metadata() -> None:
+    """A member that joins again replaces its own metadata, and so does a static member that starts again."""
+    world = World()
+    half = [("range", bytes(METADATA_BYTES_MAX // 2))]
+    first = world.join(instance="i", version=5, protocols=half)
+    world.wait(300)
+    member = first.only.member_id
+    again = world.join(member, instance="i", version=5, protocols=half)
+    assert again.only.error_code == ErrorCode.NONE
+    back = world.join(instance="i", version=5, protocols=half)
+    assert back.only.error_code == ErrorCode.NONE
+    refused = world.join(protocols=half)
+    assert refused.error == ErrorCode.GROUP_MAX_SIZE_REACHED
+
+
 def test_ids_handed_out_are_bounded() -> None:
     world = World(checked=False)
     for _ in range(PENDING_MEMBERS_MAX):

@@ -499,10 +499,13 @@ def test_a_log_of_kafka_with_transactions_and_other_kinds(caplog: pytest.LogCapt
     check_core(stage.led.core)
 
 
-def test_records_of_kinds_that_are_not_known_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("transaction", [{}, {"producer_id": 5, "producer_epoch": 0, "is_transactional": True}])
+def test_records_of_kinds_that_are_not_known_are_left_alone(
+    transaction: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     partition = MemoryPartition("__consumer_offsets", 0)
     share_group_metadata = b"\0\x0b\0\1s"
-    batch = encode_batch([Record(share_group_metadata, b"\0\0\0\0\0\1\0", 1)])
+    batch = encode_batch([Record(share_group_metadata, b"\0\0\0\0\0\1\0", 1)], **transaction)
     partition.log.append(bytes(batch), BatchHeader(batch))
     stage = Stage(partition)
     with caplog.at_level(logging.INFO, "tidelog"):

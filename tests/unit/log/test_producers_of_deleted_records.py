@@ -284,6 +284,21 @@ def test_a_full_disk_keeps_segments_only_once(caplog: pytest.LogCaptureFixture) 
     assert on.log.producers.entries[6].next_sequence == 6
 
 
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENOMEM])
+def test_no_segment_is_removed_without_a_snapshot_while_index_entries_wait_for_descriptors_or_memory(
+    error: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    on = expired(index_interval_bytes=0)
+    on.disk.fail("create", "*index", error, times=1 << 30)
+    on.disk.fail("write", "*index", error, times=1 << 30)
+    for _ in range(3):
+        assert on.retain(on.now_ms) == 0
+    assert "without a producer snapshot, because" not in caplog.text
+    on.disk.repair()
+    on.flush()
+    assert on.retain(on.now_ms) == 1
+
+
 def test_a_full_disk_that_has_space_again_keeps_the_rule() -> None:
     on = expired()
     on.disk.fail("create", "*.snapshot.tmp", errno.ENOSPC)

@@ -26,6 +26,7 @@ from tidelog.log.validation import RefusedRecords
 from tidelog.model.steps import run_all
 from tidelog.runtime.interfaces import ChildResources
 from tidelog.wire.batches import BatchHeader, Codec
+from tidelog.wire.checksums import crc32c
 from tidelog.wire.errors import ApiError, ErrorCode
 from tidelog.wire.primitives import MalformedMessage
 from tidelog.wire.records import Record, decode_records, decompressed_records, encode_batch
@@ -415,6 +416,24 @@ def test_a_plausible_false_largest_timestamp_names_its_batch_and_the_records_own
     on = LogOnDisk()
     on.append_batch(false_batch(NOW_MS, NOW_MS + 3, NOW_MS + 1, largest=NOW_MS + 50))
     assert run_all(find_max_timestamp(on.log)) == TimestampOffset(1, NOW_MS + 3, 0)
+
+
+def test_the_undecoded_rest_of_a_batch_comes_after_its_decoded_records() -> None:
+    on = LogOnDisk()
+    batch = encode_batch([Record(b"k", b"v", NOW_MS + number) for number in range(3)])
+    batch[-1] = 1  # the last record states a negative number of headers
+    batch[17:21] = crc32c(batch[21:]).to_bytes(4, "big")
+    on.append_unchecked(batch)
+    assert run_all(find_timestamp(on.log, NOW_MS + 1)) == TimestampOffset(1, NOW_MS + 1, 0)
+    assert run_all(find_timestamp(on.log, NOW_MS + 2)) == TimestampOffset(2, NOW_MS + 2, 0)
+    assert run_all(find_max_timestamp(on.log)) == TimestampOffset(2, NOW_MS + 2, 0)
+
+
+def test_a_record_that_is_too_short_for_its_timestamp_is_named_so() -> None:
+    with pytest.raises(MalformedMessage, match="a record states 1 bytes, which are too few"):
+        largest_timestamp(b"\2\0\0\0", 1, 0)
+    with pytest.raises(MalformedMessage, match="a record states 60 bytes, but 3 are left"):
+        largest_timestamp(b"\x78\0\0\0", 1, 0)
 
 
 def test_indexes_made_anew_correct_what_an_earlier_version_wrote() -> None:

@@ -242,6 +242,16 @@ def test_partitions_are_added(
     assert validated.records == []
 
 
+@pytest.mark.parametrize(("assignments", "code"), [(None, "INVALID_REPLICATION_FACTOR"), ([[1]], "NONE")])
+def test_only_an_administrator_places_partitions_in_cordoned_directories(
+    assignments: list[list[int]] | None, code: str
+) -> None:
+    """Kafka 4.3.1 with cordoned.log.dirs=* gives the same answers."""
+    request = MorePartitions("a", 2, assignments)
+    decision = create_partitions(image(topic("a", 1, [(1,)])), [request], cordoned=True)
+    assert codes(decision.reply) == [("a", code)]
+
+
 def test_a_partition_whose_directory_could_have_no_name_is_refused() -> None:
     name = "t" * 249
     (result,) = create_partitions(image(topic(name, 1, [(1,)])), [MorePartitions(name, 100_001)]).reply

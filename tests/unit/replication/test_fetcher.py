@@ -290,7 +290,9 @@ def test_an_epoch_without_records_is_cut_too() -> None:
 
 
 @pytest.mark.parametrize("epoch", [0, 1])
-def test_a_leader_that_reports_differences_without_end_is_not_asked_without_pause(epoch: int) -> None:
+def test_a_leader_that_reports_differences_without_end_is_not_asked_without_pause(
+    epoch: int, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario(scene: FollowerScene) -> None:
         leader, log = scene.leader, scene.leader.logs[0]
         log.append(b"x", epoch=1)
@@ -310,6 +312,7 @@ def test_a_leader_that_reports_differences_without_end_is_not_asked_without_paus
         await scene.until(scene.has_caught_up)
 
     run(scenario)
+    assert ("after 1 cut, " if epoch else "after 2 cuts, ") in caplog.text
 
 
 def test_a_partition_that_is_cut_does_not_hold_the_others_up() -> None:

@@ -244,6 +244,7 @@ def test_equality_and_form() -> None:
     assert repr(MetadataRequest(topics=[MetadataRequestTopic(topic_id=bytes(15) + b"\1", name=None)])).startswith(
         "MetadataRequest(topics=[MetadataRequestTopic(topic_id=00000000000000000000000000000001, name=None)], "
     )
+    assert "records=[<6 bytes>, <3 bytes>]" in repr(PartitionData(records=[b"secret", b"key"]))
     assert "secret" not in repr(SaslAuthenticateRequest(auth_bytes=b"secret"))
 
 

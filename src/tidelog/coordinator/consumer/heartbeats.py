@@ -127,15 +127,14 @@ def check_size(context: GroupContext, group: ConsumerGroup, member_id: str) -> N
 
 
 def check_memory(group: ConsumerGroup, current: Member, updated: Member) -> None:
-    """Raise GroupMaxSizeReached if a member has changed its subscription, and the subscriptions of the whole group
-    would exceed METADATA_BYTES_MAX. Both the old and the new subscription of the member are counted.
+    """Raise GroupMaxSizeReached if the subscription of a member grows, and the subscriptions of the whole group would
+    exceed METADATA_BYTES_MAX. The new subscription replaces that of the same member, or of the replaced static member.
     """
-    subscription_changed = (updated.topics, updated.pattern, updated.classic) != (
-        current.topics,
-        current.pattern,
-        current.classic,
-    )
-    if subscription_changed and group.subscriptions_bytes + subscription_bytes(updated) > METADATA_BYTES_MAX:
+    old = group.members.get(current.member_id)
+    if old is None and current.instance_id is not None:
+        old = static_member(group, current.instance_id)
+    growth = subscription_bytes(updated) - (0 if old is None else subscription_bytes(old))
+    if growth > 0 and group.subscriptions_bytes + growth > METADATA_BYTES_MAX:
         raise GroupMaxSizeReached("the subscriptions of the group's members need too much memory")
 
 

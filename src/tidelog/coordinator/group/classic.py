@@ -123,7 +123,7 @@ class ClassicGroup(RebalancingGroup):
             refuse_join(joining.reply, NO_MEMBER_ID, ErrorCode.GROUP_MAX_SIZE_REACHED, out)
         elif not self._supports(joining, protocols):
             refuse_join(joining.reply, member_id, ErrorCode.INCONSISTENT_GROUP_PROTOCOL, out)
-        elif self.members.metadata_bytes + metadata_bytes(protocols) > METADATA_BYTES_MAX:
+        elif not self._has_memory_for(joining, protocols):
             refuse_join(joining.reply, member_id, ErrorCode.GROUP_MAX_SIZE_REACHED, out)
         elif member_id == NO_MEMBER_ID:
             self._join_new(joining, protocols, out, now)
@@ -142,6 +142,16 @@ class ClassicGroup(RebalancingGroup):
             else:
                 self._rejoin(member, joining, protocols, out, now)
         return out
+
+    def _has_memory_for(self, joining: JoinCall, protocols: Protocols) -> bool:
+        """Return whether the protocols of all members stay within METADATA_BYTES_MAX, or those of this member do not
+        grow. They replace the protocols of the same member, or of the replaced static member.
+        """
+        request = joining.request
+        member_id = request.member_id or self.members.static_ids.get(request.group_instance_id or "", NO_MEMBER_ID)
+        old = self.members.by_id.get(member_id)
+        growth = metadata_bytes(protocols) - (0 if old is None else metadata_bytes(old.protocols))
+        return growth <= 0 or self.members.metadata_bytes + growth <= METADATA_BYTES_MAX
 
     def _join_new(self, joining: JoinCall, protocols: Protocols, out: Decision, now: Moment) -> None:
         """Handle the join of a client that has no member id yet."""

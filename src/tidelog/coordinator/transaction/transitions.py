@@ -62,7 +62,7 @@ def initialize(
     """
     if state is None:
         if fresh_id is None:
-            raise _concurrent()
+            raise _has_changed()
         return Transaction(fresh_id, 0, Status.EMPTY, timeout_ms, updated_ms=now.wall_ms, previous_producer_id=fresh_id)
     check_expected(state, expected)
     if state.status is Status.ONGOING or state.status.is_prepared:
@@ -78,7 +78,7 @@ def initialize(
     is_new = expected == NO_PRODUCER
     if is_rotation_due(state, expected):
         if fresh_id is None:
-            raise _concurrent()  # the state has changed since the call of `is_rotation_due`; the client tries again
+            raise _has_changed()
         last_epoch = NO_EPOCH if is_new else expected.epoch
         return after._replace(producer_id=fresh_id, producer_epoch=0, last_epoch=last_epoch)
     if is_new:
@@ -237,7 +237,7 @@ def _end_with_v2(
     if not state.is_epoch_exhausted:
         next_id = NO_PRODUCER_ID
     elif next_id is None:
-        raise _concurrent()  # the state has changed since the call of `needs_next_producer_id`; the client tries again
+        raise _has_changed()
     return state._replace(
         status=Status.PREPARE_COMMIT if commit else Status.PREPARE_ABORT,
         producer_epoch=min(state.producer_epoch + 1, EPOCH_MAX),
@@ -292,6 +292,14 @@ def _fenced(state: Transaction, producer: Producer) -> ApiError:
 
 def _concurrent() -> ApiError:
     return ApiError("the last transaction is not complete yet", ErrorCode.CONCURRENT_TRANSACTIONS)
+
+
+def _has_changed() -> ApiError:
+    """The error if a new producer id was not fetched, because the state needed none at that time. The client tries
+    again.
+    """
+    message = "the transactional id was changed during this request; try again"
+    return ApiError(message, ErrorCode.CONCURRENT_TRANSACTIONS)
 
 
 def _wrong_state(state: Transaction, *, commit: bool) -> ApiError:

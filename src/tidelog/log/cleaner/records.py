@@ -37,7 +37,7 @@ from tidelog.wire.batches import (
     Codec,
 )
 from tidelog.wire.checksums import crc32c
-from tidelog.wire.primitives import MalformedMessage, read_varint, read_varlong, varint
+from tidelog.wire.primitives import MalformedMessage, read_varint, read_varlong, varint, wrong_record_length
 from tidelog.wire.record_facts import INT64_MAX, INT64_MIN
 from tidelog.wire.records import NO_TIMESTAMP, BytesAfterRecords
 
@@ -98,7 +98,7 @@ def raw_records(data: bytes, count: int, last_offset_delta: int = INT32_MAX) -> 
                 number, position = read_varint(data, position)
             end = position + number
             if end > size or number < 0:
-                raise MalformedMessage(f"record batch: a record states {number} bytes, but {size - position} are left")
+                raise wrong_record_length(number, size - position)
             position += 1  # the record's attributes, which are unused
             number = data[position]
             if number < 128:

@@ -121,6 +121,19 @@ def test_a_full_group_takes_nobody_else() -> None:
     assert not isinstance(one.beat(), ApiError)
 
 
+def test_only_the_growth_of_a_subscription_counts_for_the_bound_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = stage({"t": 2, "u": 1})
+    one, two = consumers(on, 2)
+    monkeypatch.setattr("tidelog.coordinator.consumer.heartbeats.METADATA_BYTES_MAX", group_of(on).subscriptions_bytes)
+    two.topics, two.sends_all_fields = ["u"], True
+    assert not isinstance(two.beat(), ApiError), "the new subscription replaces one of the same size"
+    two.topics, two.sends_all_fields = ["t", "u"], True
+    answer = two.beat()
+    assert isinstance(answer, ApiError)
+    assert answer.code == ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert not isinstance(one.beat(), ApiError)
+
+
 def test_partitions_that_come_and_topics_that_go_are_assigned_at_the_next_heartbeat() -> None:
     on = stage({"t": 2, "u": 1})
     one = ConsumerMember(on, "g", "m", ["t", "u"])

@@ -9,7 +9,7 @@ from tidelog.coordinator.transaction.core import InitCall, TransactionCore
 from tidelog.coordinator.transaction.markers import MarkersToWrite
 from tidelog.coordinator.transaction.records import EPOCH_MAX, NO_EPOCH, Status, TransactionRecord, decode_record
 from tidelog.coordinator.transaction.settings import TransactionMemory, TransactionSettings
-from tidelog.coordinator.transaction.transitions import NO_PRODUCER
+from tidelog.coordinator.transaction.transitions import NO_PRODUCER, initialize
 from tidelog.wire.errors import ApiError, CoordinatorNotAvailable, ErrorCode
 
 SETTINGS = TransactionSettings(id_expiration_ms=10_000)
@@ -462,3 +462,10 @@ def test_a_core_counts_from_the_end_of_its_load() -> None:
     loaded.abandon()
     loaded.abandon()
     assert memory.size_bytes == size_bytes
+
+
+def test_a_request_whose_state_changed_meanwhile_is_told_to_come_again() -> None:
+    """At the time of the request no new producer id was needed, so none was fetched."""
+    with pytest.raises(ApiError, match="changed during this request") as caught:
+        initialize(None, NO_PRODUCER, 1000, None, Moment(0, 0))
+    assert caught.value.code == ErrorCode.CONCURRENT_TRANSACTIONS
