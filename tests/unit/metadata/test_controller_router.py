@@ -26,10 +26,11 @@ def test_at_the_deadline_the_answer_claims_no_change_that_it_does_not_know(
             tasks=SimpleNamespace(spawn=lambda work, name: asyncio.ensure_future(work)),
         )
         publisher: Any = SimpleNamespace(wait_for=lambda _position: asyncio.sleep(3600))
-        cache: Any = SimpleNamespace(image=SimpleNamespace(position=4))
+        cache: Any = SimpleNamespace(processed=SimpleNamespace(position=4))
         local: Any = None
         router = ControllerRouter(1, local, None, publisher, cache, runtime)
-        late = await router._when_followed(answer, 0.0)
+        request: Any = None  # no request of a broker
+        late = await router._when_followed(request, answer, 0.0)
         assert (late.value, late.error) == (None, error)
         assert text in late.message
 
