@@ -23,7 +23,9 @@ def test_a_cluster_answers_as_recorded() -> None:
         result = compare(conversations, cluster, allowed)
     print(report.summary_text(result.runs, result.tally, len(result.differences), result.seconds))
     assert report.differences_text(result.differences) == ""
-    assert [str(rule) for rule in report.unused(allowed, result.tally, of_cluster=[c.name for c in conversations])] == []
+    assert [
+        str(rule) for rule in report.unused(allowed, result.tally, of_cluster=[c.name for c in conversations])
+    ] == []
 
 
 def test_transactions_of_a_cluster_are_answered_as_recorded() -> None:
@@ -34,7 +36,9 @@ def test_transactions_of_a_cluster_are_answered_as_recorded() -> None:
         result = compare(conversations, cluster, allowed)
     assert result.runs >= len(conversations) > 0
     assert report.differences_text(result.differences) == ""
-    assert [str(rule) for rule in report.unused(allowed, result.tally, of_cluster=[c.name for c in conversations])] == []
+    assert [
+        str(rule) for rule in report.unused(allowed, result.tally, of_cluster=[c.name for c in conversations])
+    ] == []
 
 
 @pytest.mark.parametrize("setup", sorted(brokers.SETUPS))
