@@ -56,7 +56,9 @@ def main(arguments: list[str] | None = None) -> int:
         result = compare(conversations, cluster, allowed, options.jobs, options.only)
     print(report.differences_text(result.differences))
     print(report.summary_text(result.runs, result.tally, len(result.differences), result.seconds))
-    unused = [] if options.only or options.setup else report.unused(allowed, result.tally, is_cluster=options.cluster)
+    of_cluster = [c.name for c in conversations] if options.cluster else []
+    is_complete = not options.only and (options.cluster or not options.setup)
+    unused = report.unused(allowed, result.tally, of_cluster=of_cluster) if is_complete else []
     for rule in unused:
         print(f"the rule is not needed: {rule}")
     return 1 if result.differences or unused else 0

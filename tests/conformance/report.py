@@ -1,7 +1,8 @@
 """Texts about the result of a comparison. Differences that are equal except for their place are one line."""
 
+import fnmatch
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from . import messages
@@ -51,15 +52,18 @@ def summary_text(runs: int, tally: Tally, differences: int, seconds: float) -> s
     )
 
 
-def unused(rules: Rules, tally: Tally, *, is_cluster: bool = False) -> list[Rule]:
+def unused(rules: Rules, tally: Tally, *, of_cluster: Sequence[str] = ()) -> list[Rule]:
     """Return the rules that no answer needed.
 
-    A comparison with a cluster does not need those of `allowed.txt`, nor those for values that are equal by chance.
+    `of_cluster` has the names of the conversations, if they were held with a cluster. Such a comparison does not need
+    the rules of `allowed.txt`, those for values that are equal by chance, and those for other conversations.
     """
     return [
         rule
         for rule in rules.all
-        if rule not in tally.used and not (is_cluster and (rule.file != CLUSTER_FILE.name or rule.kind == "varies"))
+        if rule not in tally.used
+        and not (of_cluster and (rule.file != CLUSTER_FILE.name or rule.kind == "varies"))
+        and not (of_cluster and not fnmatch.filter(of_cluster, rule.conversation))
     ]
 
 

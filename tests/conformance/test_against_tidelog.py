@@ -18,20 +18,27 @@ def test_tidelog_answers_as_recorded() -> None:
 
 def test_a_cluster_answers_as_recorded() -> None:
     allowed = rules.load_for_cluster()
+    conversations = of_nodes(brokers.NODES)
     with brokers.tidelog_cluster() as cluster:
-        result = compare(of_nodes(brokers.NODES), cluster, allowed)
+        result = compare(conversations, cluster, allowed)
     print(report.summary_text(result.runs, result.tally, len(result.differences), result.seconds))
     assert report.differences_text(result.differences) == ""
-    assert [str(rule) for rule in report.unused(allowed, result.tally, is_cluster=True)] == []
+    assert [
+        str(rule) for rule in report.unused(allowed, result.tally, of_cluster=[c.name for c in conversations])
+    ] == []
 
 
 def test_transactions_of_a_cluster_are_answered_as_recorded() -> None:
     """They were recorded with a cluster of their own, which had another id and other producer ids."""
+    allowed = rules.load_for_cluster()
     conversations = of_nodes(brokers.NODES, "transactions")
     with brokers.tidelog_cluster("transactions") as cluster:
-        result = compare(conversations, cluster, rules.load_for_cluster())
+        result = compare(conversations, cluster, allowed)
     assert result.runs >= len(conversations) > 0
     assert report.differences_text(result.differences) == ""
+    assert [
+        str(rule) for rule in report.unused(allowed, result.tally, of_cluster=[c.name for c in conversations])
+    ] == []
 
 
 @pytest.mark.parametrize("setup", sorted(brokers.SETUPS))

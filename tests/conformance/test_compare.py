@@ -164,6 +164,16 @@ def test_a_rule_counts_as_used_only_where_it_was_needed() -> None:
     )
 
 
+def test_a_comparison_with_a_cluster_needs_only_the_rules_for_its_conversations() -> None:
+    lines = (
+        "differs | JoinGroup all | in one-*: a | any | because\ndiffers | JoinGroup all | in other: a | any | because"
+    )
+    of_cluster = rules.parse(lines, rules.CLUSTER_FILE.name)
+    assert unused(of_cluster, Tally()) == of_cluster.all
+    assert unused(of_cluster, Tally(), of_cluster=["one-1", "two"]) == of_cluster.all[:1]
+    assert unused(rules.parse(lines), Tally(), of_cluster=["one-1"]) == []
+
+
 def test_only_some_items_of_a_list() -> None:
     recorded, ours = ({"topics": tree_of_names(*names)["entries"]} for names in (("a", "other"), ("more", "a")))
     assert compare_answers("Metadata", recorded, ours)[0] == []

@@ -1,8 +1,12 @@
 """The rules of allowed.txt: their format, and to which fields they apply."""
 
+import fnmatch
+
 import pytest
 
-from .rules import Rules, load, parse
+from . import conversation
+from .command import CONVERSATIONS
+from .rules import Rules, load, load_for_cluster, parse
 from .values import BadText
 
 LINE = "differs | Fetch 7-12 | in fetch-*: responses[].partitions[].records[] | any | because"
@@ -54,3 +58,8 @@ def test_the_list_can_be_read() -> None:
     rules = load()
     assert isinstance(rules, Rules)
     assert len({(r.api, r.versions, r.conversation, r.path, r.how, r.argument) for r in rules.all}) == len(rules.all)
+
+
+def test_every_rule_is_for_a_conversation() -> None:
+    names = [one.name for one in conversation.load_all(CONVERSATIONS)]
+    assert [str(rule) for rule in load_for_cluster().all if not fnmatch.filter(names, rule.conversation)] == []

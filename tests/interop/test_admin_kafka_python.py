@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import pytest
-from kafka import TopicPartition
+from kafka import KafkaProducer, TopicPartition
 from kafka.admin import (
     ACL,
     AbortTransactionSpec,
@@ -22,6 +22,7 @@ from kafka.admin import (
     ResourcePatternFilter,
     ResourceType,
     ScramMechanism,
+    TransactionState,
     UserScramCredentialDeletion,
 )
 from kafka.errors import (
@@ -350,4 +351,34 @@ def test_method(name: str, stage: Stage) -> None:
     try:
         check(ROWS[name], stage, lambda: CALLS[name](admin, stage))
     finally:
+        admin.close()
+
+
+@pytest.mark.exercises("admin-transactions")
+def test_a_transaction_is_shown_and_aborted(stage: Stage) -> None:
+    """Nothing but an open transaction of this test is in its topic."""
+    name = stage.name("shown")
+    admin = KafkaAdminClient(bootstrap_servers=stage.bootstrap)
+    producer = KafkaProducer(bootstrap_servers=stage.bootstrap, transactional_id=name)
+    try:
+        topic = created(admin, stage, "transactional")
+        place = TopicPartition(topic, 0)
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"v", partition=0).get(30)
+        described = admin.describe_transactions([name])[name]
+        assert (described.state, described.topic_partitions) == (TransactionState.ONGOING, {place})
+        everything = [one for listed in admin.list_transactions().values() for one in listed]
+        (listed,) = [one for one in everything if one.transactional_id == name]
+        assert (listed.producer_id, listed.state) == (described.producer_id, TransactionState.ONGOING)
+        (active,) = admin.describe_producers([place])[place].active_producers
+        assert (active.producer_id, active.current_transaction_start_offset) == (described.producer_id, 0)
+        assert name not in str(admin.find_hanging_transactions())
+
+        epoch, coordinator_epoch = active.producer_epoch, max(active.coordinator_epoch, 0)
+        admin.abort_transaction(AbortTransactionSpec(place, active.producer_id, epoch, coordinator_epoch))
+        (active,) = admin.describe_producers([place])[place].active_producers
+        assert active.current_transaction_start_offset == -1
+    finally:
+        producer.close(timeout=0)
         admin.close()

@@ -1,6 +1,11 @@
 """Tidelog finishes the open transactions of a directory of Apache Kafka, each in the way that its client asks for."""
 
+import json
+import os
 import shutil
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +14,24 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, IsolationLev
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from interop_harness.suite import wait_until
-from interop_harness.target import NoKafka, started
+from interop_harness.target import NoKafka, kafka_jars, started
 from tidelog.testing import Broker
 
 TOPICS = ("committed-later", "fenced", "timed-out")
 GROUP = "readers-of-committed-later"
 TIMEOUT_MS = 15_000
 """Timeout of the transaction that nobody ends. It must be open until Tidelog has started."""
+
+JAVA_PROGRAM = Path(__file__).parents[1] / "interop_harness/java/Transactions.java"
+JAVA_LIMIT_S = 240
+ATTRIBUTES_POSITION, CONTROL_BIT = 22, 0x20
+"""The byte of a batch's header that has the flag of a control batch."""
+
+
+def java_command(*arguments: str) -> list[str]:
+    jars = kafka_jars()
+    options = ["-Xmx256m", "-XX:TieredStopAtLevel=1", f"-Dlog4j2.configurationFile={jars}/log4j2.xml"]
+    return ["java", *options, "-cp", f"{jars}/*", str(JAVA_PROGRAM), *arguments]
 
 
 def producer(bootstrap: str, transactional_id: str, **settings: Any) -> Producer:
@@ -106,3 +122,63 @@ def test_open_transactions_of_kafka_are_finished(tmp_path: Path) -> None:
             lambda: last_stable_offset(admin, TOPICS[2]) == 4, "the abort after the timeout", TIMEOUT_MS / 1000 + 30
         )
         assert committed_values(bootstrap, TOPICS[2]) == []
+
+
+def state(bootstrap: str, transactional_id: str) -> str:
+    """Return what `tidelog transaction describe` prints as the state."""
+    command = [sys.executable, "-m", "tidelog", "transaction", "describe", transactional_id, "--json"]
+    environment = os.environ | {"TIDELOG_BOOTSTRAP": bootstrap}
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=True)
+    return str(json.loads(ran.stdout)[0]["state"])
+
+
+def cut_last_batch(log: Path) -> bytes:
+    """Remove the last batch of a segment, as a power cut does before it is flushed. Return the batch."""
+    data = log.read_bytes()
+    start = end = 0
+    while end < len(data):
+        start = end
+        end += 12 + int.from_bytes(data[start + 8 : start + 12], "big")  # base offset, then the length of the rest
+    assert end == len(data) > 0
+    os.truncate(log, start)
+    return data[start:]
+
+
+@pytest.mark.timeout(400)
+def test_a_java_producer_continues_its_transactions_of_version_2(tmp_path: Path) -> None:
+    """One is open. The other one is committed, but a power cut has removed its marker and CompleteCommit."""
+    data, errors = tmp_path / "adopted", tmp_path / "errors"
+    opened, ended = "java-adopted-open", "java-adopted-ended"  # names of topics and of transactional ids
+    with ExitStack() as stack:
+        try:
+            with started("kafka") as kafka:
+                bootstrap = kafka.bootstrap
+                program = subprocess.Popen(
+                    java_command(bootstrap, "java", "adopted"),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=stack.enter_context(errors.open("wb")),
+                    text=True,
+                )
+                stack.enter_context(program)
+                stack.callback(program.kill)
+                assert program.stdout is not None
+                assert program.stdout.readline() == "restart now\n", errors.read_text()[-3000:]
+                wait_until(lambda: state(bootstrap, ended) == "complete commit", "the markers of the commit")
+                assert kafka.data is not None
+                shutil.copytree(kafka.data, data)
+        except NoKafka as missing:
+            pytest.skip(f"Apache Kafka cannot run here: {missing}")
+        (state_log,) = [log for log in data.glob("__transaction_state-*/*.log") if ended.encode() in log.read_bytes()]
+        assert ended.encode() in cut_last_batch(state_log)
+        marker = cut_last_batch(data / f"{ended}-0" / f"{0:020}.log")
+        assert marker[ATTRIBUTES_POSITION] & CONTROL_BIT
+
+        port = int(bootstrap.rpartition(":")[2])
+        with Broker(process=True, data=data, port=port):
+            admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 2})
+            wait_until(lambda: last_stable_offset(admin, ended) == 2, "the marker that was lost")
+            assert last_stable_offset(admin, opened) == 0
+            assert committed_values(bootstrap, ended) == [b"before"]
+            output, _ = program.communicate("continue\n", timeout=JAVA_LIMIT_S)
+            assert output == "ok adopted\n", errors.read_text()[-3000:]

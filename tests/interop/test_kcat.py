@@ -16,6 +16,7 @@ from interop_harness.suite import (
     CODECS,
     NewTopicNamed,
     Unique,
+    wait_until,
 )
 
 CLIENT = "kcat"
@@ -168,3 +169,29 @@ def test_one_transaction_for_all_lines(run: Run, new_topic: NewTopicNamed, uniqu
     run("-P", "-t", topic, "-X", f"transactional.id={unique('tx')}", input=b"a\nb\nc\n")
     read = run("-C", "-t", topic, "-o", "beginning", "-e", "-X", "isolation.level=read_committed")
     assert read == b"a\nb\nc\n"
+
+
+@pytest.mark.exercises("transactions")
+def test_a_second_kcat_aborts_the_transaction_of_the_first_and_fences_it(
+    kcat: str, bootstrap: str, run: Run, new_topic: NewTopicNamed, unique: Unique
+) -> None:
+    topic, name = new_topic(), f"transactional.id={unique('tx')}"
+    words = [kcat, "-b", bootstrap, "-P", "-t", topic, "-p", "0", "-X", name]
+    # kcat waits only some seconds for the coordinator, which a new Kafka may not have yet.
+    warm_up = [kcat, "-b", bootstrap, "-P", "-t", new_topic("warm"), "-X", name]
+    wait_until(lambda: subprocess.run(warm_up, input=b"v\n", capture_output=True).returncode == 0, "a coordinator")
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as first:
+        try:
+            assert first.stdin is not None
+            first.stdin.write(b"aborted\n" * 20_000)  # kcat reads blocks of stdin
+            first.stdin.flush()
+            everything = ("-o", "beginning", "-X", "isolation.level=read_uncommitted")
+            wait_until(lambda: set(read(run, topic, *everything)) == {b"aborted"}, "records of the first")
+            run("-P", "-t", topic, "-p", 0, "-X", name, input=b"second\n")
+            _, complaint = first.communicate(timeout=60)
+        finally:
+            first.kill()
+    assert first.returncode == 1
+    assert b"fenced" in complaint.lower()
+    assert set(read(run, topic, *everything)) == {b"aborted", b"second"}
+    assert read(run, topic, "-o", "beginning", "-X", "isolation.level=read_committed") == [b"second"]

@@ -289,6 +289,25 @@ SCENES: dict[str, list[Command]] = {
         Command("transactions", "describe-producers --topic {topic} --partition 0", r"(?m)^\d+\s+0\s+-1\s+49\s"),
         Command("transactions", "find-hanging --broker-id {broker}", "ProducerId"),
         Command("transactions", "list", "TransactionalId", needs=(66,)),
+        Command(
+            "producer-perf-test",
+            "--topic {topic} --num-records 50 --record-size 10 --throughput -1 "
+            "--transactional-id {name} --transaction-duration-ms 60000",
+        ),
+        Command("transactions", "describe --transactional-id {name}", "CompleteCommit", settles=True, needs=(65,)),
+        Command("transactions", "forceTerminateTransaction --transactionalId {name}", needs=(22,)),
+        Command(
+            "transactions",
+            "abort --topic {topic} --partition 0 --producer-id 999999 --producer-epoch 0 --coordinator-epoch 0",
+            needs=(27,),
+        ),
+        Command(
+            "transactions",
+            "abort --topic {topic} --partition 0 --start-offset 0",
+            "Could not find any open transactions",
+            code=1,
+            shown="abort, of a transaction that is not open",
+        ),
     ],
     "others": [
         Command("acls", "--list", "", needs=(29,), code=1, shown="--list"),

@@ -27,8 +27,8 @@ import org.apache.kafka.common.serialization.StringSerializer;
 
 /**
  * Scenarios of the Java client's transactions. Arguments: the broker's address, a prefix for all names, and the scenarios, which run at the
- * same time. Each prints "ok NAME", or "failed NAME" with the reason. The scenario "restart" prints "restart now" and waits for a line of
- * stdin, before which the broker is to be restarted.
+ * same time. Each prints "ok NAME", or "failed NAME" with the reason. The scenarios "restart" and "adopted" print "restart now" and wait for a line
+ * of stdin, before which the broker is to be restarted, or another one is to open its directory.
  */
 public final class Transactions {
     private static final Duration LIMIT = Duration.ofSeconds(90);
@@ -257,6 +257,37 @@ public final class Transactions {
         check(List.of("after", "before"), stage.read("a", "read_committed", 2));
     }
 
+    /**
+     * When another broker opens the directory, the transaction of one producer is open, and that of another one has been committed. Both
+     * producers continue with what they know.
+     */
+    private static void adopted(Stage stage) throws Exception {
+        stage.createTopics("open", "ended");
+        try (KafkaProducer<String, String> open = stage.producer("open", 120_000);
+             KafkaProducer<String, String> ended = stage.producer("ended", 120_000)) {
+            open.beginTransaction();
+            open.send(new ProducerRecord<>(stage.name("open"), 0, null, "before")).get();
+            ended.beginTransaction();
+            ended.send(new ProducerRecord<>(stage.name("ended"), 0, null, "before")).get();
+            ended.commitTransaction();
+            System.out.println("restart now");
+            new BufferedReader(new InputStreamReader(System.in)).readLine();
+            open.send(new ProducerRecord<>(stage.name("open"), 1, null, "after")).get();
+            open.commitTransaction();
+            ended.beginTransaction();
+            ended.send(new ProducerRecord<>(stage.name("ended"), 0, null, "after")).get();
+            ended.commitTransaction();
+            for (String word : List.of("open", "ended")) {
+                KafkaProducer<String, String> producer = word.equals("open") ? open : ended;
+                producer.beginTransaction();
+                producer.send(new ProducerRecord<>(stage.name(word), 0, null, "aborted")).get();
+                producer.abortTransaction();
+            }
+        }
+        check(List.of("after", "before"), stage.read("open", "read_committed", 2));
+        check(List.of("after", "before"), stage.read("ended", "read_committed", 2));
+    }
+
     public static void main(String[] arguments) throws Exception {
         Map<String, Scenario> scenarios = Map.of(
             "commit-and-abort", Transactions::commitAndAbort,
@@ -264,7 +295,8 @@ public final class Transactions {
             "timeout", Transactions::timeout,
             "classic-offsets", stage -> offsets(stage, "classic"),
             "consumer-offsets", stage -> offsets(stage, "consumer"),
-            "restart", Transactions::restart);
+            "restart", Transactions::restart,
+            "adopted", Transactions::adopted);
         List<Thread> threads = new ArrayList<>();
         for (String name : Arrays.copyOfRange(arguments, 2, arguments.length)) {
             Scenario scenario = scenarios.get(name);

@@ -6,14 +6,14 @@ the request: `same` is the producer's epoch. `before` is the producer's epoch mi
     state            abort before           abort same       commit before          commit same
     EMPTY            PRODUCER_FENCED        aborts           PRODUCER_FENCED        INVALID_TXN_STATE
     ONGOING          PRODUCER_FENCED        aborts           PRODUCER_FENCED        commits
-    PREPARE_ABORT    CONCURRENT_TRANSACTIONS PRODUCER_FENCED INVALID_TXN_STATE      PRODUCER_FENCED
-    PREPARE_COMMIT   INVALID_TXN_STATE      PRODUCER_FENCED  CONCURRENT_TRANSACTIONS PRODUCER_FENCED
+    PREPARE_ABORT    in both prepared states, every request gets CONCURRENT_TRANSACTIONS, also one with another epoch or
+    PREPARE_COMMIT   another producer id
     COMPLETE_ABORT   success                aborts           INVALID_TXN_STATE      INVALID_TXN_STATE
     COMPLETE_COMMIT  INVALID_TXN_STATE      aborts           success                INVALID_TXN_STATE
 
 An abort without a transaction increments the epoch, so that requests of the producer that are still on their way have
-no effect. With version 1, the epoch must be the same, a transaction ends only from ONGOING, and the answer to a
-repeated request follows from the state alone.
+no effect. With version 1, the producer id and the epoch must be the same, also in a prepared state. A transaction ends
+only from ONGOING, and the answer to a repeated request follows from the state alone.
 """
 
 from collections.abc import Iterable
@@ -188,7 +188,10 @@ def _end_with_v1(state: Transaction, producer: Producer, *, commit: bool, now: M
         raise _unknown_producer(producer)
     if state.producer_epoch != producer.epoch:
         raise _fenced(state, producer)
-    if _ends_as_requested(state, commit=commit):
+    if state.status.is_prepared:
+        # Also if the other end is decided: the request may be about the next transaction, which has no partition yet.
+        raise _concurrent()
+    if _has_ended(state, commit=commit):
         return None
     if state.status is not Status.ONGOING:
         raise _wrong_state(state, commit=commit)
@@ -205,6 +208,11 @@ def _end_with_v2(
     state: Transaction, producer: Producer, *, commit: bool, next_id: int | None, now: Moment
 ) -> Transaction | None:
     """Return the next state for EndTxn with version 2. See the table in the docstring of this module."""
+    if state.status.is_prepared:
+        # This comes before any check of the producer, as in Kafka 4.3. The client has the next epoch, or the next
+        # producer id, from the answer to its last EndTxn, and may already want to abort its next transaction. It must
+        # not be told that it is fenced.
+        raise _concurrent()
     is_repeated_with_old_id = (
         state.previous_producer_id == producer.producer_id
         and producer.epoch == EPOCH_MAX - 1
@@ -212,22 +220,15 @@ def _end_with_v2(
     )
     is_repeated = is_repeated_with_old_id or state.producer_epoch == producer.epoch + 1
     is_same = state.producer_epoch == producer.epoch
-    if state.status.is_prepared and producer == (state.next_producer_id, 0):
-        raise _concurrent()  # see `add_partitions`: the state gets this id when the markers are written
     if state.producer_id != producer.producer_id and not is_repeated_with_old_id:
         raise _unknown_producer(producer)
-    if state.status.is_prepared:
-        is_valid = state.producer_epoch == producer.epoch + 1
-    elif state.status in (Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT):
-        is_valid = is_repeated or is_same
-    else:
-        is_valid = is_same
-    if not is_valid:
+    is_complete = state.status in (Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT)
+    if not (is_same or (is_repeated and is_complete)):
         raise _fenced(state, producer)
-    if is_repeated or state.status.is_prepared:
-        if not _ends_as_requested(state, commit=commit):
+    if is_repeated:
+        if not _has_ended(state, commit=commit):
             raise _wrong_state(state, commit=commit)
-        if state.status.is_prepared or state.producer_epoch < EPOCH_MAX:
+        if state.producer_epoch < EPOCH_MAX:
             return None
         # The coordinator itself has aborted the transaction of epoch EPOCH_MAX - 1. The client must not get EPOCH_MAX
         # (see `is_rotation_due`). So this request becomes an abort without a transaction, which gives the client
@@ -251,12 +252,8 @@ def _end_with_v2(
     )
 
 
-def _ends_as_requested(state: Transaction, *, commit: bool) -> bool:
-    """Return whether the transaction has ended as the request demands. Raises CONCURRENT_TRANSACTIONS if this end is
-    decided but not complete.
-    """
-    if state.status is (Status.PREPARE_COMMIT if commit else Status.PREPARE_ABORT):
-        raise _concurrent()
+def _has_ended(state: Transaction, *, commit: bool) -> bool:
+    """Return whether the transaction has ended as the request demands."""
     return state.status is (Status.COMPLETE_COMMIT if commit else Status.COMPLETE_ABORT)
 
 

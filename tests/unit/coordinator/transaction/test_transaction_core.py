@@ -143,8 +143,26 @@ def test_until_the_markers_are_written_nothing_else_begins(coordinator: Coordina
     assert coordinator.verify(following, T0) is ErrorCode.CONCURRENT_TRANSACTIONS
     assert coordinator.initialize() is ErrorCode.CONCURRENT_TRANSACTIONS
     assert coordinator.end(producer, commit=False) is ErrorCode.CONCURRENT_TRANSACTIONS
-    assert coordinator.end(producer, commit=True) is ErrorCode.INVALID_TXN_STATE
-    assert coordinator.end(following, commit=False) is ErrorCode.PRODUCER_FENCED
+    assert coordinator.end(producer, commit=True) is ErrorCode.CONCURRENT_TRANSACTIONS
+    assert coordinator.end(Producer(999, 0), commit=False) is ErrorCode.CONCURRENT_TRANSACTIONS
+    assert coordinator.end(producer._replace(producer_id=999), commit=False, version=1) is (
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    )
+
+
+def test_a_producer_that_aborts_its_next_transaction_early_is_not_fenced(coordinator: Coordinator) -> None:
+    """The markers of its last transaction are not written yet. With PRODUCER_FENCED or INVALID_TXN_STATE, a client
+    would give up its transactional id.
+    """
+    producer = coordinator.initialize()
+    coordinator.add(producer, T0)
+    following = coordinator.end(producer, commit=True)
+    for version in (1, 2):
+        assert coordinator.add(following, T1, version=version) is ErrorCode.CONCURRENT_TRANSACTIONS
+        assert coordinator.end(following, commit=False, version=version) is ErrorCode.CONCURRENT_TRANSACTIONS
+    coordinator.write_markers()
+    assert coordinator.status() is Status.COMPLETE_COMMIT
+    assert coordinator.end(following, commit=False) == following._replace(epoch=following.epoch + 1)
 
 
 def test_a_coordinator_that_is_loaded_again_finishes_a_prepared_transaction(coordinator: Coordinator) -> None:
@@ -191,9 +209,10 @@ def test_a_producer_continues_after_its_transaction_timed_out(coordinator: Coord
     coordinator.now_ms += 501
     for decision in coordinator.core.abort_timed_out(coordinator.core.transactional_ids(), coordinator.now):
         coordinator.apply(decision)
-    assert coordinator.end(producer, commit=True) is ErrorCode.INVALID_TXN_STATE
+    assert coordinator.end(producer, commit=True) is ErrorCode.CONCURRENT_TRANSACTIONS
     coordinator.write_markers()
     assert coordinator.status() is Status.COMPLETE_ABORT
+    assert coordinator.end(producer, commit=True) is ErrorCode.INVALID_TXN_STATE
     assert coordinator.initialize(expected=producer) == Producer(101, 1)
     assert coordinator.initialize(expected=producer) == Producer(101, 1)
     assert coordinator.initialize(expected=Producer(101, 1)) == Producer(101, 2)
@@ -239,8 +258,8 @@ def test_only_transactions_older_than_their_timeout_are_aborted(coordinator: Coo
 V2_TABLE = {
     "empty": "FEFI",
     "ongoing": "FEFE",
-    "prepare-abort": "CFIF",
-    "prepare-commit": "IFCF",
+    "prepare-abort": "CCCC",
+    "prepare-commit": "CCCC",
     "complete-abort": "SEII",
     "complete-commit": "IESI",
 }
@@ -282,8 +301,8 @@ def test_end_with_version_2(state: str) -> None:
     {
         "empty": "II",
         "ongoing": "SS",
-        "prepare-abort": "CI",
-        "prepare-commit": "IC",
+        "prepare-abort": "CC",
+        "prepare-commit": "CC",
         "complete-abort": "SI",
         "complete-commit": "IS",
     }.items(),
