@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from simulation_harness.cluster_ledger import Ledger, Violation
 from simulation_harness.read_committed import committed_records
 from simulation_harness.transaction_ledger import Attempt, State, TransactionLedger
+from simulation_harness.transaction_life import TransactionLife
+from simulation_harness.transaction_odds import Odds
 from simulation_harness.transactional_client import V1, V2, Dialect, Refused, TransactionalProducer
 from tidelog.client.operations import Address, Fetched
 from tidelog.model.ids import TopicPartition
@@ -548,6 +551,32 @@ def test_a_consumer_drops_aborted_transactions() -> None:
     )
     assert committed_records(A, 0, answer) == ([(1, b"other"), (3, b"next"), (4, b"last")], 6)
     assert committed_records(A, 4, answer) == ([(4, b"last")], 6)
+
+
+def test_everything_is_read_although_a_new_leader_has_an_old_high_watermark() -> None:
+    """The followers are not in sync yet: the high watermark of the leader is 0, and another replica had 2."""
+    attempt = Attempt("p.0", 0, 2, 0.0)
+    batches = records_of(7, attempt.value(A)), marker_batch(7, 0, 0, is_commit=True, timestamp=0)
+    answers = [fetched(stable=0, high_watermark=0), fetched(*batches, stable=2, high_watermark=2)]
+
+    async def call(*_: object) -> Any:
+        return answers.pop(0) if answers else fetched(stable=2, high_watermark=2)
+
+    async def sleep(_delay_s: float) -> None:
+        pass
+
+    async def read() -> object:
+        base, trace = Ledger(), SimpleNamespace(note=lambda *_: None)
+        base.has_been_committed = lambda _partition, end_offset: end_offset <= 2
+        world = SimpleNamespace(loop=asyncio.get_running_loop(), trace=trace, rng=random.Random)
+        cluster: Any = SimpleNamespace(world=world, nodes=[])
+        client: Any = SimpleNamespace(cluster=None, sleep=sleep)
+        life = TransactionLife(cluster, base, call, Odds())
+        life.ledger.begin(attempt)
+        life.ledger.request_commit(attempt)
+        return await life._read_all(client, A)
+
+    assert asyncio.run(read()) == [(0, value_of(attempt))]
 
 
 @pytest.mark.parametrize(("stable", "high_watermark"), [(1, 3), (3, 2)])
