@@ -1,4 +1,4 @@
-"""The errors with which the source and the sink end a Spark job."""
+"""The errors with which the source and the sink end a Spark job, and a helper for their messages."""
 
 
 class OptionError(ValueError):
@@ -25,3 +25,8 @@ class DamagedBatch(RuntimeError):
     """The bytes of a record batch have changed since the producer wrote them, or they are not a record batch that this
     source can decode.
     """
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: 1 attempt, 2 attempts."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from pyspark_tidelog.errors import OptionError
+from pyspark_tidelog.errors import OptionError, counted
 from pyspark_tidelog.offsets import Offsets
 from tidelog.client.each import Results
 from tidelog.client.errors import ClientError
@@ -22,7 +22,7 @@ logger = logging.getLogger("tidelog.spark")
 COMMIT_TIMEOUT_MS = 5_000
 """Time limit for one commit with all its attempts, in milliseconds. The query waits for the commit."""
 PAUSE_AFTER_FAILURE_S = 30.0
-"""Time after a failed commit in which no other commit is tried, in seconds."""
+"""Time after a failed request in which no other request is sent, in seconds."""
 HAS_MEMBERS = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.REBALANCE_IN_PROGRESS)
 """Error codes of a commit without membership, if the group has members."""
 
@@ -65,13 +65,13 @@ class GroupOffsets:
             listed = [group for group in client.list_groups().groups if group.group_id == self._group_id]
             group = client.describe_groups(listed)[self._group_id] if listed else None
         except (ClientError, ApiError) as error:
-            self._warn(str(error))
+            self._warn("group_not_described", str(error))
             return
         if isinstance(group, Group):
             if group.members:
-                raise OptionError(_members_text(self._group_id, f"{len(group.members)} members"))
+                raise OptionError(_members_text(self._group_id, counted(len(group.members), "member")))
         elif group is not None and not _is_missing(group):
-            self._warn(str(group))
+            self._warn("group_not_described", str(group))
             return
         self._members_checked = True
 
@@ -83,16 +83,16 @@ class GroupOffsets:
         try:
             results = self._connected().commit(self._group_id, changed)
         except (ClientError, ApiError) as error:
-            self._warn(str(error))
+            self._warn("group_commit_failed", str(error))
             return
         self._committed |= {tp: offset for tp, offset in results.items() if isinstance(offset, int)}
         failures = {tp: failure for tp, failure in results.items() if not isinstance(failure, int)}
         if failures:
             partition, failure = next(iter(failures.items()))
             if isinstance(failure, ApiError) and failure.code in HAS_MEMBERS:
-                self._warn(_members_text(self._group_id, "members"))
+                self._warn("group_commit_failed", _members_text(self._group_id, "members"))
             else:
-                self._warn(f"{partition}: {failure}")
+                self._warn("group_commit_failed", f"{partition}: {failure}")
 
     def close(self) -> None:
         if self._client is not None:
@@ -104,11 +104,12 @@ class GroupOffsets:
             self._client = self._connect()
         return self._client
 
-    def _warn(self, reason: str) -> None:
+    def _warn(self, event: str, reason: str) -> None:
+        """Log a warning, and pause. `event` is the first word of the line."""
         self._paused_until = self._monotonic() + PAUSE_AFTER_FAILURE_S
         logger.warning(
-            "group_commit_failed group=%s retry_after_s=%d: %s. The query continues, because its offsets are in its "
-            "checkpoint",
+            "%s group=%s retry_after_s=%d: %s. The query continues, because its offsets are in its checkpoint",
+            event,
             self._group_id,
             PAUSE_AFTER_FAILURE_S,
             reason,

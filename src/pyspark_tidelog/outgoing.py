@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from pyspark_tidelog import compiled
 from pyspark_tidelog.decode_kernel import Bytes, Int64s
 from pyspark_tidelog.encode_kernel import Records, Strings, assign_partitions, encode
-from pyspark_tidelog.errors import SchemaError
+from pyspark_tidelog.errors import SchemaError, counted
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.batches import HEADER_BYTES, LENGTH_END, MAGIC, Codec
 from tidelog.wire.checksums import crc32c
@@ -112,7 +112,8 @@ class BatchEncoder:
             invalid = column.is_valid().to_numpy(zero_copy_only=False) & ((targets < 0) | (targets >= count))
             if invalid[row_numbers].any():
                 value = targets[row_numbers][invalid[row_numbers]][0]
-                raise SchemaError(f"column partition has the value {value}; topic {topic} has {count} partitions")
+                has = counted(count, "partition")
+                raise SchemaError(f"column partition has the value {value}; topic {topic} has {has}")
         assign_partitions(records.keys, count, targets)
         row_targets: Any = targets[row_numbers]
         keyless = np.flatnonzero(row_targets == BY_KEY)

@@ -16,6 +16,7 @@ from tidelog.coordinator.transactions import TransactionCoordinators
 from tidelog.metadata.controller import TopicResult
 from tidelog.metadata.image import CONSUMER_OFFSETS, BrokerRegistration, MetadataImage, TopicImage
 from tidelog.metadata.link import Answer, EnsureTopics
+from tidelog.metadata.publisher import MetadataCache
 from tidelog.metadata.records import PartitionState
 from tidelog.model.ids import TopicId
 from tidelog.model.steps import run_all
@@ -114,7 +115,7 @@ class VirtualBroker:
             }
         )
         self.partitions = partitions or FakePartitions()
-        self.metadata = SimpleNamespace(image=MetadataImage())
+        self.metadata = MetadataCache()
         self.made_topics: list[str] = []
         self.refuse_topics: ErrorCode | None = None
         clock = LoopClock(self.loop)
@@ -126,7 +127,7 @@ class VirtualBroker:
             runtime=cast(Any, runtime),
             config=self.config,
             partitions=cast(Any, self.partitions),
-            metadata=cast(Any, self.metadata),
+            metadata=self.metadata,
             controller=cast(Any, self),
             incarnation=incarnation,
         )
@@ -134,7 +135,7 @@ class VirtualBroker:
             runtime=cast(Any, runtime),
             config=self.config,
             partitions=cast(Any, self.partitions),
-            metadata=cast(Any, self.metadata),
+            metadata=self.metadata,
             controller=cast(Any, self),
             producer_ids=cast(Any, None),
             perform=self._perform,

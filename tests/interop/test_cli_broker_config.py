@@ -113,7 +113,7 @@ def test_what_there_is_not(tidelog: Run, number: str) -> None:
     error = tidelog("broker", "config", "describe", "log.segment.byte", code=1).stderr.decode()
     assert error == f"Error: broker {number} has no setting log.segment.byte; did you mean log.segment.bytes?\n"
     error = tidelog("broker", "config", "describe", "--broker", 77, code=1).stderr.decode()
-    assert error == f"Error: there is no broker 77; the cluster has {number}\n"
+    assert error == f"Error: there is no broker 77; the cluster has the broker {number}\n"
     assert "KEY=VALUE" in tidelog("broker", "config", "set", "no-value", code=2).stderr.decode()
     assert "twice" in tidelog("broker", "config", "set", f"{SETTING}=1", f"{SETTING}=2", code=2).stderr.decode()
     assert (

@@ -216,7 +216,7 @@ def test_a_group_that_reads_the_target_is_not_set_back_or_disturbed(clusters: Cl
 
 
 def test_topics_are_created_and_follow_their_source(clusters: Clusters, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mirror_topics, "SETTINGS_EVERY_S", 0.0)
+    monkeypatch.setattr(mirror_topics, "COMPARED_EVERY_S", 0.0)
     topic = "followed"
     create(clusters.source, topic, 2, retention_ms="86400000", min_insync_replicas="1", cleanup_policy="compact")
     topics = MirrorTopics(clusters.source_cluster, clusters.target_cluster, prefix="copy.", replicas=1)

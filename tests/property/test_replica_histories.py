@@ -132,6 +132,49 @@ class ReplicaHistory(RuleBasedStateMachine):
             self.node(number).start()
 
     @rule(number=BROKERS)
+    def lose_log(self, number: int) -> None:
+        self.cluster.lose_log(self.node(number).broker)
+        self.forget_high_watermarks(self.node(number))
+
+    def forget_high_watermarks(self, node: Node) -> None:
+        if not node.log:
+            self.seen = {key: offset for key, offset in self.seen.items() if key[0] != node.broker}
+
+    @rule(number=BROKERS, is_late=st.booleans(), is_seen=st.booleans())
+    def lose_log_while_the_leader_asks(self, number: int, is_late: bool, is_seen: bool) -> None:
+        """The leader asks for a replica whose log is lost before the controller decides, or a fetch that names the end
+        of the lost log arrives only then (`is_late`).
+        """
+        cluster, joining = self.cluster, self.node(number).broker
+        cluster.publish()
+        if cluster.leader < 0 or joining in cluster.isr:
+            return
+        self.produce(cluster.leader, "all")
+        for member in cluster.isr:
+            self.catch_up(member)
+        cluster.fetch(joining)
+        if is_late:
+            cluster.hold_fetch(joining)
+        else:
+            cluster.fetch(joining)
+        self.lose_log(joining)
+        if is_seen:
+            cluster.publish(cluster.leader)
+        while cluster.held_fetches:
+            cluster.deliver_fetch()
+        while cluster.questions:
+            cluster.decide()
+
+    @rule(number=BROKERS)
+    def hold_fetch(self, number: int) -> None:
+        self.cluster.hold_fetch(self.node(number).broker)
+
+    @precondition(lambda self: self.cluster.held_fetches)
+    @rule()
+    def deliver_fetch(self) -> None:
+        self.cluster.deliver_fetch()
+
+    @rule(number=BROKERS)
     def checkpoint(self, number: int) -> None:
         if self.node(number).is_up:
             self.node(number).checkpoint()

@@ -70,6 +70,8 @@ class Node:
         self.held_cut: CutTo | None = None
         self.led: BecameLeader | None = None
         """The metadata with which the broker led last."""
+        self.partition_epoch: int | None = -1
+        """The partition epoch that the broker has seen last; None after a start."""
 
     @property
     def end(self) -> int:
@@ -179,6 +181,7 @@ class Node:
     def stop(self) -> None:
         self.is_up = False
         self.waiting.clear()
+        self.cluster.end_sessions(self.broker)
 
     def start(self) -> None:
         """Start anew: only the log and the checkpoint remain of the replica's state."""
@@ -188,6 +191,13 @@ class Node:
         self.synced = self.end
         self.held_cut = None
         self.led = None
+        self.partition_epoch = None
+
+    def replace_log(self) -> None:
+        """Begin with an empty log in place of a damaged one."""
+        self.log.clear()
+        self.log_start = self.synced = self.checkpointed = 0
+        self.replica = Replica(self.broker, 0, 0)
 
     def __str__(self) -> str:
         replica = self.replica
@@ -220,6 +230,10 @@ class Cluster:
         self.replicas = tuple(range(1, brokers + 1))
         self.nodes = {broker: Node(self, broker) for broker in self.replicas}
         self.fenced: dict[int, None] = {}
+        self.fetched_ms: dict[tuple[int, int], int] = {}
+        """When the leader (the first broker) has handled the last fetch in the session of the follower (the second)."""
+        self.held_fetches: list[tuple[Node, FollowerFetched]] = []
+        """Fetches that were sent, and have not reached their leader."""
         self.leader = -1
         self.leader_epoch = -1
         self.partition_epoch = -1
@@ -243,8 +257,14 @@ class Cluster:
             if not node.is_up:
                 continue
             node.step(BrokersChanged(self.eligible()))
+            is_late = node.partition_epoch is None or self.partition_epoch != node.partition_epoch + 1
+            node.partition_epoch = self.partition_epoch
             if self.leader == broker:
-                node.step(BecameLeader(self.leader_epoch, self.partition_epoch, self.isr, self.replicas, self.min_isr))
+                node.step(
+                    BecameLeader(
+                        self.leader_epoch, self.partition_epoch, self.isr, self.replicas, self.min_isr, is_late
+                    )
+                )
             elif self.leader < 0:
                 node.step(WentOffline(self.leader_epoch))
             else:
@@ -263,6 +283,19 @@ class Cluster:
         for node in self.nodes.values():
             if node.is_up:
                 node.step(MinIsrChanged(min_isr))
+
+    def lose_log(self, broker: int) -> None:
+        """The log of a follower is damaged. The broker reports this, follows the controller's entry, and begins with an
+        empty log.
+        """
+        node = self.nodes[broker]
+        if not node.is_up or node.held_cut or self.leader in (-1, broker):
+            self.say(f"{broker} keeps its log")
+            return
+        self.isr = tuple(member for member in self.isr if member != broker)
+        self.partition_epoch += 1
+        node.replace_log()
+        self.publish(broker)
 
     def decide(self, *, loses_answer: bool = False) -> None:
         """Decide the oldest question about the ISR, and let its answer arrive or be lost."""
@@ -321,7 +354,9 @@ class Cluster:
             )
             follower.step(LeftBehind(epoch, leader.log_start))
             return
-        leader.step(FollowerFetched(epoch, follower_id, follower.broker_epoch, offset))
+        fetched = self.report(leader, follower)
+        self.fetched_ms[leader.broker, follower_id] = self.now_ms
+        leader.step(fetched)
         records = leader.log[offset : offset + records_max]
         follower.log += records
         if records:
@@ -330,6 +365,35 @@ class Cluster:
             follower.step(LogAppended(follower.end, not self.fsync))
         follower.step(LeaderHighWatermark(epoch, leader.replica.high_watermark))
         follower.delete_before(leader.log_start)
+
+    def report(self, leader: Node, follower: Node) -> FollowerFetched:
+        """Return what the next fetch of the follower reports."""
+        proved_ms = self.fetched_ms.get((leader.broker, follower.broker), 0)
+        epoch = follower.replica.leader_epoch
+        return FollowerFetched(epoch, follower.broker, follower.broker_epoch, follower.end, proved_ms=proved_ms)
+
+    def hold_fetch(self, follower_id: int) -> None:
+        """A fetch is sent, and its connection is lost: it arrives with `deliver_fetch`, and its answer never does."""
+        follower = self.nodes[follower_id]
+        leader = self.nodes.get(follower.replica.leader)
+        if leader is None or not follower.is_up or follower.held_cut or follower.replica.leads:
+            self.say(f"{follower_id} cannot fetch")
+            return
+        if self.fsync:
+            follower.sync()
+        self.held_fetches.append((leader, self.report(leader, follower)))
+        self.fetched_ms.pop((leader.broker, follower_id), None)
+
+    def deliver_fetch(self) -> None:
+        """Let the oldest held fetch arrive, if its leader still leads in the same epoch."""
+        leader, fetched = self.held_fetches.pop(0)
+        if leader.is_up and leader.replica.leads and leader.replica.leader_epoch == fetched.leader_epoch:
+            leader.step(fetched)
+
+    def end_sessions(self, broker: int) -> None:
+        """Forget what a broker that stops has sent and received."""
+        self.fetched_ms = {key: time for key, time in self.fetched_ms.items() if broker not in key}
+        self.held_fetches = [held for held in self.held_fetches if held[0].broker != broker]
 
     def tick(self) -> None:
         for node in self.nodes.values():

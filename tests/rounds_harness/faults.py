@@ -234,7 +234,9 @@ def _nothing(brokers: Brokers, random: Random) -> Victims:
     return set()
 
 
-DISK_ERRORS = re.compile("appends refused|append failed, loading again|recovery points not written")
+DISK_ERRORS = re.compile(
+    "appends refused|append failed, loading again|recovery points not written|no leader until the log is truncated"
+)
 FAULTS = [
     Fault("none", "no fault, for comparison", SHORT, _nothing),
     Fault("kill-broker", "kill -9 of a broker that is not the controller, started again at once", QUICK, _kill_broker),

@@ -112,6 +112,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
 
         monkeypatch.setattr(cluster_checks, "replicas_of", replicas_of)
         monkeypatch.setattr(cluster_checks, "image_of", lambda node: made_up.images.get(node.node_id))
+        monkeypatch.setattr(cluster_checks, "processed_image_of", lambda node: made_up.images.get(node.node_id))
         monkeypatch.setattr(cluster_checks, "batches_of", batches_of)
         monkeypatch.setattr(cluster_checks, "broker_epoch_of", lambda node: made_up.broker_epochs[node.node_id])
         made_up.checks.check()

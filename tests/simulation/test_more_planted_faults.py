@@ -33,8 +33,8 @@ def grow_the_isr_before_the_epochs_start(patch: pytest.MonkeyPatch) -> None:
     """
     may_join = InSyncReplicas.may_join
 
-    def planted(isr: InSyncReplicas, replica: int, high_watermark: int, _epoch_start: int, eligible: Any) -> bool:
-        return may_join(isr, replica, high_watermark, 0, eligible)
+    def planted(isr: InSyncReplicas, replica: int, high_watermark: int, _epoch_start: int, *rest: Any) -> bool:
+        return may_join(isr, replica, high_watermark, 0, *rest)
 
     patch.setattr(InSyncReplicas, "may_join", planted)
 

@@ -113,8 +113,8 @@ def grow_the_isr_at_once(patch: pytest.MonkeyPatch) -> None:
     """A follower returns into the ISR with its first fetch."""
     may_join = InSyncReplicas.may_join
 
-    def planted(isr: InSyncReplicas, replica: int, _watermark: int, _start: int, eligible: Any) -> bool:
-        return may_join(isr, replica, 0, 0, eligible)
+    def planted(isr: InSyncReplicas, replica: int, _watermark: int, _start: int, *rest: Any) -> bool:
+        return may_join(isr, replica, 0, 0, *rest)
 
     patch.setattr(InSyncReplicas, "may_join", planted)
 

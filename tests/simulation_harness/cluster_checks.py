@@ -15,6 +15,7 @@ from simulation_harness.cluster_inspection import (
     batches_of,
     broker_epoch_of,
     image_of,
+    processed_image_of,
     records_of,
     replicas_of,
     stored_epochs,
@@ -156,11 +157,11 @@ class ClusterChecks:
     def not_converged(self) -> str | None:
         """Return the reason why the cluster has not recovered from all faults; None if it has.
 
-        Every partition must have a leader and a full ISR, and every broker must have the whole journal.
+        Every partition must have a leader and a full ISR, and every broker must have processed the whole journal.
         """
         end = self._cluster.store.next_position
         for node in self._cluster.nodes:
-            image = image_of(node)
+            image = processed_image_of(node)
             if image is None or image.position < end:
                 return f"{node.host.name} has the journal up to {image and image.position}, its end is {end}"
             for topic in image.topics.values():

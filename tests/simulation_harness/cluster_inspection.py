@@ -66,11 +66,16 @@ class LogPosition(NamedTuple):
 
 
 def image_of(node: SimNode) -> MetadataImage | None:
-    """Return the metadata from which the broker answers requests; None before it has any."""
+    """Return the newest metadata that the broker has received; None before it has any."""
     broker = node.broker
-    if broker is None or broker._cache.image.position == 0:
+    if broker is None or broker._cache.newest.position == 0:
         return None
-    return broker._cache.image
+    return broker._cache.newest
+
+
+def processed_image_of(node: SimNode) -> MetadataImage | None:
+    """Return the newest metadata whose file work is done; None if the broker does not run."""
+    return None if node.broker is None else node.broker._cache.processed
 
 
 def replicas_of(node: SimNode, seen: dict[object, tuple[object, ...]] | None = None) -> Iterator[ReplicaView]:

@@ -23,7 +23,7 @@ from tidelog.pipelines.declarations import SinkContext, SourceContext, Temporary
 from tidelog.pipelines.lag import LagMonitor
 from tidelog.pipelines.loading import declared_pipeline
 from tidelog.pipelines.running import Run, run
-from tidelog.pipelines.topics import Topic
+from tidelog.pipelines.topics import OpenedTopic, Topic
 from tidelog.testing import Broker
 
 if TYPE_CHECKING:
@@ -407,3 +407,11 @@ def test_the_end_of_a_run_does_not_wait_for_a_sink_that_does_not_return(spark: "
     finally:
         sink.may_end.set()
     assert sink.closed.wait(LIMIT_S)
+
+
+def test_a_column_named_key_is_a_part_of_the_value_if_another_one_is_the_key(spark: "SparkSession") -> None:
+    rows = spark.createDataFrame([("k", "x", 1)], "key string, other string, n int")
+    context = SinkContext(spark, "127.0.0.1:1", "trial", "query-1", "append")
+    for key, expected in ((None, (b"k", b'{"other":"x","n":1}')), ("other", (b"x", b'{"key":"k","n":1}'))):
+        [row] = OpenedTopic(topic("t", value=json_format(), key=key), context)._encoded(rows).collect()
+        assert (bytes(row.key), bytes(row.value)) == expected

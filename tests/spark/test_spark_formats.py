@@ -126,6 +126,31 @@ def test_a_line_whose_only_field_is_null_is_not_empty(spark: "SparkSession") -> 
     assert corrupt.isEmpty()
 
 
+def test_fields_of_the_wrong_type_are_named_if_spark_has_a_path_for_them(spark: "SparkSession") -> None:
+    form = json("`it's` int, `really?` int, `a.b` int, `it's c.d` int, nested struct<x: int>")
+    values = [b'{"it\'s":"x"}', b'{"really?":"x"}', b'{"a.b":"x"}', b'{"it\'s c.d":"x"}', b'{"nested":5}']
+    unknown = "it's c.d or a nested field has the wrong type"
+    reasons = ["it's is not int", "really? is not int", "a.b is not int", unknown, "nested is not struct<x:int>"]
+    assert [error for _, error in outcomes(spark, form, values)] == [
+        f"the value does not fit the schema: {reason}" for reason in reasons
+    ]
+
+
+@pytest.mark.parametrize("options", [{}, {"quoteAll": True}, {"sep": ";"}, {"sep": "\t", "quote": "'"}])
+def test_writing_csv_needs_no_schema(spark: "SparkSession", options: dict[str, Any]) -> None:
+    texts = {name: str(value).lower() if value is True else value for name, value in options.items()}
+    rows = spark.createDataFrame(
+        [("x", 1), (None, None), ("", 2), (' a "b", c\nd; ', 3), ("1", None)], "a string, b int"
+    )
+    for columns in (["a", "b"], ["a"]):
+        schema = rows.select(*columns).schema
+        with_schema, without = (form.encode(F.struct(*columns)) for form in (csv(schema, texts), csv(options=texts)))
+        for row in rows.select(with_schema.alias("expected"), without.alias("found")).collect():
+            assert row.found == row.expected
+    none = F.lit(None).cast(rows.schema)
+    assert [row[0] for row in spark.range(1).select(csv().encode(none)).collect()] == [None]
+
+
 def test_decoded_separates_good_rows_from_corrupt_ones(spark: "SparkSession") -> None:
     values = [(b"k", b'{"id":1}', 7), (None, b"no", 8)]
     frame = spark.createDataFrame(values, "key binary, value binary, offset bigint")

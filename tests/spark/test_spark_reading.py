@@ -135,7 +135,7 @@ def test_a_group_with_members_is_refused(spark: "SparkSession", topic: Topic, tm
     assert consumer.poll(30) is not None
     try:
         query = start(spark, topic, tmp_path, "refused", groupId=group)
-        with pytest.raises(StreamingQueryException, match=f"option groupId: the group {group} has 1 members"):
+        with pytest.raises(StreamingQueryException, match=f"option groupId: the group {group} has 1 member"):
             query.awaitTermination(QUERY_LIMIT_S)
     finally:
         consumer.close()

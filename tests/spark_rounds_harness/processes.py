@@ -28,13 +28,20 @@ def executors(driver: int) -> list[int]:
 
 
 def python_workers(driver: int) -> list[int]:
-    """Return the Python processes of the executors."""
-    return sorted(
-        pid
-        for executor in executors(driver)
-        for pid, command in descendants(executor).items()
-        if PYTHON_WORKER in command
-    )
+    """Return the Python processes of the executors.
+
+    Not all of them are descendants of an executor: if a daemon that forks workers fails, its workers continue. So they
+    are recognised by the driver's directory in their environment.
+    """
+    workers = []
+    with suppress(OSError):
+        directory = b"PWD=" + os.fsencode((Path("/proc") / str(driver) / "cwd").readlink())
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                is_worker = PYTHON_WORKER in (folder / "cmdline").read_bytes()
+                if is_worker and directory in (folder / "environ").read_bytes().split(b"\0"):
+                    workers.append(int(folder.name))
+    return sorted(workers)
 
 
 def driver_processes(driver: int) -> list[int]:

@@ -2,8 +2,9 @@
 
 The query runs on a Spark cluster of this machine: a driver, and two executors in processes of their own. In each round,
 records are written to the input topic, and while the query processes them, SIGKILL ends its driver, one or both of its
-executors, a Python worker, or all of them. The driver is started again when it is dead. When the query has processed
-all records, the output of the sink is compared with the input.
+executors, a Python worker, or all of them. A kill counts as a round only if processes were killed before the query had
+committed all records; otherwise it is repeated. The driver is started again when it is dead. When the query has
+processed all records, the output of the sink is compared with the input.
 
 With --results, each round is a line of JSON in the file. If the file has rounds of the sink already, the program
 continues after them, with a new query and other times of the kills, until there are as many as --rounds says.
@@ -65,7 +66,8 @@ def main(arguments: Sequence[str]) -> int:
                 with chosen.results.open("a") as file:
                     file.write(json.dumps(entry) + "\n")
             print(
-                f"round {number}: killed {result.killed} ({result.processes} processes), {result.restarts} starts, "
+                f"round {number}: killed {result.killed} ({result.processes} processes, after {result.misses} kills "
+                f"without effect), {result.restarts} starts, "
                 f"{life.count} records exactly once, {result.seconds:.0f} s",
                 flush=True,
             )

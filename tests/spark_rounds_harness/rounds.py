@@ -23,7 +23,8 @@ TESTS = Path(__file__).resolve().parents[1]
 PARTITIONS = 3
 RECORDS_PER_ROUND = 600
 LIMIT_S = float(os.environ.get("SPARK_ROUNDS_LIMIT_S", "600"))
-"""Upper bound on the time of one round, restarts included."""
+"""Upper bound, in seconds, on the time of one attempt of a round with its restarts, and on the time until the last
+attempt begins."""
 FIRST_DURATION_S = 3.0
 """The expected time in which the query writes the records of a round, until it has been measured."""
 
@@ -63,6 +64,9 @@ class Round(NamedTuple):
     killed: str
     processes: int
     """Number of processes that were killed."""
+    misses: int
+    """Number of earlier attempts in which nothing was killed, or nothing that had work. They are not counted as rounds,
+    but their output was checked, too."""
     restarts: int
     """Number of drivers that were started."""
     seconds: float
@@ -92,10 +96,24 @@ class Life:
 
     def run_round(self, number: int) -> Round:
         """Write records to the input, kill something while they are processed, and check the output when the query
-        has processed them all. Raises NotExactlyOnce.
+        has processed them all. If the kill was too late, or there was nothing to kill, do it again. Raises
+        NotExactlyOnce.
         """
         began = time.monotonic()
-        deadline = began + LIMIT_S
+        misses = restarts = killed = 0
+        kill = list(KILLS)[(number - 1) % len(KILLS)]
+        while not killed:
+            assert time.monotonic() - began < LIMIT_S, f"round {number}: {misses} kills without effect"
+            killed, starts = self._kill_once(number, kill)
+            restarts += starts
+            misses += not killed
+        return Round(number, kill, killed, misses, restarts, time.monotonic() - began)
+
+    def _kill_once(self, number: int, kill: str) -> tuple[int, int]:
+        """Return the number of processes that were killed before the query had committed all records, and the number of
+        drivers that were started.
+        """
+        deadline = time.monotonic() + LIMIT_S
         restarts = self._start_if_dead()
         while restarts and self._end_of_last_batch() < 0:
             restarts += self._start_if_dead()
@@ -103,10 +121,10 @@ class Life:
         self.add_records(RECORDS_PER_ROUND)
         added = time.monotonic()
         starts_before = restarts
-        kill = list(KILLS)[(number - 1) % len(KILLS)]
         time.sleep(self._random.uniform(0, self._duration_s))
         assert self._child
         pids = KILLS[kill](self._child.pid, self._random)
+        had_work = self._committed() < self.count
         processes.kill(pids)
         while self._end_of_last_batch() < self.count:
             restarts += self._start_if_dead()
@@ -114,7 +132,16 @@ class Life:
         if restarts == starts_before:
             self._duration_s = time.monotonic() - added
         self.check()
-        return Round(number, kill, len(pids), restarts, time.monotonic() - began)
+        return len(pids) if had_work else 0, restarts
+
+    def _committed(self) -> int:
+        """Return the number of input records in the micro-batches that the checkpoint contains as committed."""
+        checkpoint = self.target.folder / "checkpoint"
+        numbers = [int(path.name) for path in checkpoint.glob("commits/*") if path.name.isdigit()]
+        if not numbers:
+            return 0
+        last_line = (checkpoint / "offsets" / str(max(numbers))).read_text().splitlines()[-1]
+        return sum(json.loads(last_line)[self._source].values())
 
     def add_records(self, count: int) -> None:
         """Append records to the input."""

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark_tidelog.errors import OptionError, SchemaError
+from pyspark_tidelog.errors import OptionError, SchemaError, counted
 from pyspark_tidelog.formats.arrow_rows import (
     Record,
     UndecodableValue,
@@ -40,13 +40,22 @@ class AvroFormat(Format):
         refuse_missing_package("fastavro", "avro")
         if schema is None and registry is None:
             raise OptionError("format avro needs a schema or a registry")
-        if (subject is not None or schema_id is not None) and registry is None and not header:
-            raise OptionError("format avro: subject and schema_id have no effect without a registry or a header")
+        has_header = registry is not None if header is None else header
+        if subject is not None and (registry is None or schema is not None or schema_id is not None):
+            raise OptionError(
+                "format avro: subject has no effect, because it chooses the schema only if there is a registry and"
+                " neither schema nor schema_id is set: leave it out"
+            )
+        if schema_id is not None and schema is not None and not has_header:
+            raise OptionError(
+                "format avro: schema_id has no effect, because the schema is given and the values have no header: leave"
+                " it out"
+            )
         self._declared_schema = schema
         self._registry = None if registry is None else registry_of(registry)
         self._subject = subject
         self._schema_id = schema_id
-        self._has_header = registry is not None if header is None else header
+        self._has_header = has_header
 
     def describe(self) -> str:
         return "avro"
@@ -120,7 +129,8 @@ class AvroCodec:
             reason = str(error) or type(error).__name__
             raise UndecodableValue(f"the value does not fit the Avro schema: {reason}") from None
         if data.tell() < len(value):
-            raise UndecodableValue(f"the value has {len(value) - data.tell()} bytes after the end of the Avro record")
+            rest = counted(len(value) - data.tell(), "byte")
+            raise UndecodableValue(f"the value has {rest} after the end of the Avro record")
         if not isinstance(record, dict):
             raise UndecodableValue("the value is not an Avro record")
         return record

@@ -52,6 +52,11 @@ class TextFormat(Format):
     def __init__(self, schema: Schema | None) -> None:
         self._declared_schema = schema
 
+    @property
+    def has_schema(self) -> bool:
+        """Whether the user has declared a schema. Only `decode` needs one."""
+        return self._declared_schema is not None
+
     @cached_property
     def declared(self) -> "StructType":
         """The declared schema, in which `NOT NULL` marks a required field. Raises SchemaError if there is none."""

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from pyspark_tidelog.errors import SchemaError
+from pyspark_tidelog.errors import SchemaError, counted
 from pyspark_tidelog.formats.base import (
     EMPTY_VALUE,
     NOT_UTF8,
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 CORRUPT = "__corrupt_tidelog_value__"
+END = "__end_tidelog_line__"
+"""An additional last field of a line that is encoded without a schema. It is removed from the line again."""
+END_VALUE = "1"
 REFUSED_OPTIONS = ("columnnameofcorruptrecord", "header", "linesep", "mode", "multiline", "comment")
 """Options of from_csv, in lower case, that would change how a corrupt value is recognised."""
 DEFAULT_OPTIONS = {"sep": ",", "quote": '"', "escape": '"'}
@@ -68,14 +71,27 @@ class CsvFormat(TextFormat):
     def encode(self, record: "Column") -> "Column":
         from pyspark.sql import functions as F
 
-        line = F.to_csv(record, ENCODE_DEFAULTS | self._options)
-        fields = self.declared.fieldNames()
-        if len(fields) == 1:
-            # Spark's to_csv fails if the only field is null. An empty line cannot stand for the null, because `decode`
-            # refuses an empty line with the error EMPTY_VALUE. So the line is a pair of quotes.
-            line = F.when(record[fields[0]].isNull(), F.lit(self._options["quote"] * 2)).otherwise(line)
+        options = ENCODE_DEFAULTS | self._options
+        # Spark's to_csv fails if the only field is null. An empty line cannot stand for the null, because `decode`
+        # refuses an empty line with the error EMPTY_VALUE. So the line is a pair of quotes.
+        only_null = F.lit(self._options["quote"] * 2)
+        if not self.has_schema:
+            # The number of fields is unknown here. With an additional field, a line never has an only field.
+            line = F.to_csv(record.withField(END, F.lit(END_VALUE)), options)
+            line = F.left(line, F.length(line) - len(self._end_of_line()))
+            line = F.when(line == "", only_null).otherwise(line)
+        else:
+            line = F.to_csv(record, options)
+            fields = self.declared.fieldNames()
+            if len(fields) == 1:
+                line = F.when(record[fields[0]].isNull(), only_null).otherwise(line)
         # to_csv alone returns an empty text for a null struct.
         return F.when(record.isNotNull(), line).cast("binary")
+
+    def _end_of_line(self) -> str:
+        """Return the text that the field END adds to a line."""
+        quote = self._options["quote"] if self._options.get("quoteall", "").lower() == "true" else ""
+        return f"{self._options['sep']}{quote}{END_VALUE}{quote}"
 
     def _result(self, text: "Column", line: "Column", row: "Column") -> "Column":
         from pyspark.sql import functions as F
@@ -108,7 +124,7 @@ class CsvFormat(TextFormat):
         reason = F.when(listed == "", F.lit("there are too many fields")).otherwise(
             F.concat(listed, F.lit(" has no valid value"))
         )
-        return F.concat(F.lit(f"the value does not fit the schema of {len(names)} fields: "), reason)
+        return F.concat(F.lit(f"the value does not fit the schema of {counted(len(names), 'field')}: "), reason)
 
     def _quoted_field(self) -> str:
         """Return a regular expression of Java for a complete quoted field and the separator before it."""

@@ -99,14 +99,29 @@ class JsonFormat(TextFormat):
         """Return the error for an object that does not fit the schema. The error names the fields of the wrong type."""
         from pyspark.sql import functions as F
 
+        paths = {field.name: path_of_field(field.name) for field in self.declared.fields}
         names = [
             F.when(
-                record[field.name].isNull() & F.get_json_object(text, f"$['{field.name}']").isNotNull(),
+                record[field.name].isNull() & F.get_json_object(text, path).isNotNull(),
                 F.lit(f"{field.name} is not {field.dataType.simpleString()}"),
             )
             for field in self.declared.fields
-            if "'" not in field.name
+            if (path := paths[field.name]) is not None
         ]
         details = F.concat_ws(", ", *names)
-        nested = F.lit("a nested field has the wrong type")
+        others = [name for name, path in paths.items() if path is None]
+        nested = F.lit(" or ".join([*others, "a nested field"]) + " has the wrong type")
         return F.concat(F.lit("the value does not fit the schema: "), F.when(details == "", nested).otherwise(details))
+
+
+def path_of_field(name: str) -> str | None:
+    """Return the path of a field of the outermost object for Spark's get_json_object; None if Spark has no such path.
+
+    Spark knows no escapes in paths. `$['NAME']` cannot have a quote or a question mark, and `$.NAME` no dot or bracket.
+    In both, an asterisk alone stands for all fields.
+    """
+    if not name or name == "*":
+        return None
+    if "'" not in name and "?" not in name:
+        return f"$['{name}']"
+    return f"$.{name}" if not {".", "["} & set(name) else None

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from pyspark_tidelog.errors import OptionError
+from pyspark_tidelog.errors import OptionError, counted
 from pyspark_tidelog.http_requests import Limits, RequestFailed, send
 
 ANSWER_BYTES_MAX = 16 << 20
@@ -59,7 +59,7 @@ class Registry(Protocol):
     def latest(self, subject: str | None) -> RegisteredSchema:
         """Return the latest schema of a subject, or the only schema of a dictionary. Raises UnusableSchema and
         RegistryError. Raises OptionError if a service gets no subject or does not have the subject, and if a dictionary
-        does not have exactly one schema.
+        gets a subject or does not have exactly one schema.
         """
         ...
 
@@ -81,6 +81,8 @@ class StaticRegistry:
         return self._schemas.get(schema_id)
 
     def latest(self, subject: str | None) -> RegisteredSchema:
+        if subject is not None:
+            raise OptionError("registry: a file or dictionary has no subjects: leave out subject, or set schema_id")
         if len(self._schemas) != 1:
             raise OptionError(
                 f"registry: there are {len(self._schemas)} schemas: set schema or schema_id to choose the one to read"
@@ -95,6 +97,8 @@ class HttpRegistry:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise OptionError("registry: the URL must begin with http:// or https:// and name a host")
+        if parts.query or parts.fragment:  # they may contain a secret, so the message does not show them
+            raise OptionError("registry: the URL must end with the path: remove the part after ? or #")
         self._authorization = ""
         if parts.username is not None:
             user, password = urllib.parse.unquote(parts.username), urllib.parse.unquote(parts.password or "")
@@ -158,7 +162,7 @@ class HttpRegistry:
                     f"registry {self._url}: access is denied ({error.status}): put user and password into the URL"
                 ) from None
             raise RegistryError(
-                f"registry {self._url}: the request failed after {error.attempts} attempts: {error}"
+                f"registry {self._url}: the request failed after {counted(error.attempts, 'attempt')}: {error}"
             ) from None
         try:
             answer = json.loads(text)

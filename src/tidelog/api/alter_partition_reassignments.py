@@ -38,8 +38,8 @@ def handle(
                 error_message=f"the request names more than {NAMED_PARTITIONS_MAX} partitions, which is the limit",
             )
         for partition in topic.partitions:
-            # The list may have millions of entries. Copy at most one replica more than the limit: if the list is too
-            # long, the copy is too long as well, and the controller refuses the partition.
+            # The list of replicas may be millions long. Copy at most one replica more than the limit: if the list is
+            # too long, the copy is too long as well, and the controller refuses the partition.
             replicas = None if partition.replicas is None else partition.replicas[: REPLICAS_MAX + 1]
             reassignments.append(Reassignment(topic.name, partition.partition_index, replicas))
             yield

@@ -82,7 +82,7 @@ async def _wait_for_followers(
     timeout_s: float,
 ) -> None:
     def is_online(broker_id: int) -> bool:
-        return services.metadata.image.is_online(broker_id)
+        return services.metadata.newest.is_online(broker_id)
 
     try:
         start_offset = result.low_watermark

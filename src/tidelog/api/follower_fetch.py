@@ -82,7 +82,7 @@ def handle(
     """
     state = request.replica_state
     follower = Follower(request.replica_id, -1) if state is None else Follower(state.replica_id, state.replica_epoch)
-    registration = services.metadata.image.brokers.get(follower.broker_id)
+    registration = services.metadata.newest.brokers.get(follower.broker_id)
     if registration is None or not is_peer(services, context, follower.broker_id):
         return None
     # A newer epoch than the known one is accepted: this broker has not received the newer registration yet.

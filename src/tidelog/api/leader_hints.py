@@ -26,12 +26,12 @@ UNKNOWN_LEADER = (NO_LEADER, -1)
 def leader_of(services: "Services", topic: str | None, index: int) -> tuple[int, int]:
     """Return the leader and the leader epoch of a partition; UNKNOWN_LEADER if there is no such partition.
 
-    If the leader epoch of this broker's replica differs from the epoch in the image, the leader that the replica knows
-    is returned. (Replicas are notified of a new leader before requests are answered from the new image.) Otherwise the
-    image's leader is returned. After this broker's lease has ended, the replicas that this broker led may know no
-    leader, but the image still names this broker. Clients log a warning if an answer names no leader.
+    If the leader epoch of this broker's replica differs from the epoch in the newest image, the leader that the replica
+    knows is returned. Otherwise the image's leader is returned. After this broker's lease has ended, the replicas that
+    this broker led may know no leader, but the image still names this broker. Clients log a warning if an answer names
+    no leader.
     """
-    image = services.metadata.image.topics.get(topic or "")
+    image = services.metadata.newest.topics.get(topic or "")
     state = image.partitions[index] if image is not None and 0 <= index < len(image.partitions) else None
     partition = None if topic is None else services.partitions.find(topic, index)
     if partition is not None and (state is None or partition.leader_epoch != state.leader_epoch):
@@ -43,7 +43,7 @@ def address_of(services: "Services", broker_id: int, listener: str) -> "Endpoint
     """Return the address of a broker for the clients of a listener, or None if the broker is fenced, is not
     registered, or has no such listener.
     """
-    broker = services.metadata.image.brokers.get(broker_id)
+    broker = services.metadata.newest.brokers.get(broker_id)
     if broker is None or broker.fenced:
         return None
     return next((endpoint for endpoint in broker.endpoints if endpoint.listener == listener), None)
@@ -65,7 +65,7 @@ def add_to_produce(services: "Services", response: "ProduceResponse", listener: 
             if address is not None:
                 addresses[leader] = address
     response.node_endpoints = [
-        produce.NodeEndpoint(broker, address.host, address.port, services.metadata.image.brokers[broker].rack)
+        produce.NodeEndpoint(broker, address.host, address.port, services.metadata.newest.brokers[broker].rack)
         for broker, address in addresses.items()
     ]
 
@@ -80,6 +80,6 @@ def fetch_endpoints(
             leader = NO_LEADER if data.current_leader is None else data.current_leader.leader_id
             address = None if leader in endpoints else address_of(services, leader, listener)
             if address is not None:
-                rack = services.metadata.image.brokers[leader].rack
+                rack = services.metadata.newest.brokers[leader].rack
                 endpoints[leader] = fetch.NodeEndpoint(leader, address.host, address.port, rack)
     return list(endpoints.values())

@@ -72,7 +72,7 @@ class PeerBrokers:
         """
         if peer.broker is None:
             return None
-        registration = self._cache.image.brokers.get(peer.broker.broker_id)
+        registration = self._cache.newest.brokers.get(peer.broker.broker_id)
         if registration is None or registration.incarnation != peer.broker.incarnation:
             return None
         return registration.broker_id
@@ -94,7 +94,7 @@ class PeerBrokers:
         return b""
 
     def _challenge(self, peer: "Peer", claim: Claim) -> bytes:
-        image = self._cache.image
+        image = self._cache.newest
         sender = image.brokers.get(claim.broker_id)
         if claim.cluster_id != image.cluster_id:
             raise self._refusal(peer, "the peer belongs to another cluster", ErrorCode.INCONSISTENT_CLUSTER_ID)

@@ -97,7 +97,7 @@ def _response(markers: list[WritableTxnMarker], codes: list[_Codes]) -> Steps[Wr
 
 def _coordinator_epoch_max(services: Services) -> int:
     """Return the highest leader epoch of all transaction coordinators."""
-    topic = services.metadata.image.topics.get(TRANSACTION_STATE)
+    topic = services.metadata.newest.topics.get(TRANSACTION_STATE)
     return 0 if topic is None else max(partition.leader_epoch for partition in topic.partitions)
 
 

@@ -203,12 +203,12 @@ class BrokerServer:
         if is_fenced_at_first:
             await self._register()
         reconciler = services.partitions.reconciler
-        await self._make_peers(services, metadata)
+        self._make_peers(services, metadata)
         await metadata.subscribe(reconciler.apply, reconciler.change_roles)
         await metadata.subscribe(services.groups.on_image, services.groups.host.change_roles)
         # The coordinators of transactions react only to changes of roles, and need no call for each new image.
-        await metadata.subscribe(lambda old, new: None, services.transactions.host.change_roles)
-        await metadata.subscribe(self._apply_quotas)
+        metadata.publisher.subscribe_roles(services.transactions.host.change_roles)
+        metadata.publisher.subscribe_roles(self._apply_quotas)
         await services.partitions.start()
         self._logs_opened = True
         services.groups.start()
@@ -218,8 +218,8 @@ class BrokerServer:
         if not is_fenced_at_first:
             await self._register()
         if self._peers is not None:
-            # This broker identifies itself to other brokers as registered only after its own image contains its
-            # registration. The broker epoch is the registration's position in the journal.
+            # On its connections to other brokers, this broker can prove that it is registered only when its own image
+            # contains its registration. The broker epoch is the registration's position in the journal.
             await metadata.publisher.wait_for(self.broker_epoch + 1)
             self._peers.start()
         self._listen()
@@ -233,7 +233,7 @@ class BrokerServer:
         log_start(self.config, cluster_id, directory_state(directories, is_new=is_new), services.partitions, seconds)
         warn_of_settings(self.config)
 
-    async def _make_peers(self, services: Services, metadata: MetadataService) -> None:
+    def _make_peers(self, services: Services, metadata: MetadataService) -> None:
         """Create the `Peers` object, if other brokers can use the metadata store. This must happen before the
         partitions get their roles.
         """
@@ -255,7 +255,7 @@ class BrokerServer:
         )
         services.followers = peers.followers
         services.selects_replicas = selector == RACK_AWARE_SELECTOR
-        await metadata.subscribe(lambda old, new: None, peers.change_addresses)
+        metadata.publisher.subscribe_roles(peers.change_addresses)
 
     async def _start_with_store_elsewhere(
         self, directories: DataDirectories, metadata: MetadataService, identity: Identity
@@ -475,7 +475,7 @@ class BrokerServer:
             self._bound_sockets.pop(0)
 
     def _guard_leaders(self, metadata: MetadataService) -> None:
-        """Make this broker, whenever it has no lease, stop leading the partitions that another broker may lead."""
+        """Create the guard. Without a lease, this broker must stop leading partitions that another broker may lead."""
         lifecycle, partitions = metadata.lifecycle, self.services.partitions
         assert lifecycle is not None
         guard = LeaseGuard(partitions, self.runtime.clock.monotonic, lifecycle.session_ms)
@@ -549,8 +549,8 @@ class BrokerServer:
 
         If the start failed before it acquired the directories, they are unchanged. Otherwise, if they were new, the
         files that the start has created are removed, unless a client may have connected. If all directories were clean,
-        they are marked clean again, unless the start failed before the last log was opened. In all other cases, they
-        remain unclean, as after a crash.
+        they are marked clean again, unless the start failed between the creation of `Services` and the opening of the
+        last log. In all other cases, they remain unclean, as after a crash.
         """
         if self._housekeeping is not None:
             self._housekeeping.cancel()

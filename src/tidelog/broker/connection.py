@@ -169,9 +169,7 @@ class ServerConnection:
             self._disconnect()
 
     def close(self, reason: str) -> None:
-        """Close the connection immediately, for example because the client has violated the protocol or a limit. Later
-        bytes are not processed.
-        """
+        """Close the connection immediately, for example because the client has violated the protocol."""
         if not self.open:
             return
         logger.info("connection closed peer=%s reason=%s", self.peer.name, reason)
@@ -331,9 +329,7 @@ class ServerConnection:
             self._release()
 
     def _reserve(self, size: int) -> bool:
-        """Tell the listener that the unhandled requests use `size` bytes of memory. Returns False if the connection had
-        to be closed.
-        """
+        """Tell the listener how many bytes unhandled requests use. Returns False if the connection had to be closed."""
         return self._listener.reserve(self, size if self._held_buffer is None else size + len(self._held_buffer))
 
     def _release(self) -> None:

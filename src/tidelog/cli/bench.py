@@ -32,13 +32,28 @@ RECORD_SIZE_MAX = 1_000_000_000
 """Upper bound on the size of a record's value, in bytes: librdkafka accepts no larger message.max.bytes."""
 
 Records = Annotated[int, typer.Option("--records", "-n", min=1, metavar="N", help="Number of records.")]
-RecordSize = Annotated[
-    int, typer.Option("--size", min=1, max=RECORD_SIZE_MAX, metavar="BYTES", help="Size of each record's value.")
-]
+SIZE_BYTES = 100
+"""Default size of a record's value, in bytes."""
+SIZE_OPTION = typer.Option(
+    "--size",
+    min=1,
+    max=RECORD_SIZE_MAX,
+    metavar="BYTES",
+    help=f"Size of each record's value; default: {SIZE_BYTES}.",
+    show_default=False,
+)
+RecordSize = Annotated[int, SIZE_OPTION]
+SizeOfNewRecords = Annotated[int | None, SIZE_OPTION]
 Partitions = Annotated[
-    int,
+    int | None,
     typer.Option(
-        "--partitions", "-p", min=1, max=PARTITIONS_MAX, metavar="N", help="Partitions of the temporary topic."
+        "--partitions",
+        "-p",
+        min=1,
+        max=PARTITIONS_MAX,
+        metavar="N",
+        help="Partitions of the temporary topic; default: 1.",
+        show_default=False,
     ),
 ]
 Topic = Annotated[
@@ -65,8 +80,8 @@ def bench() -> None:
 @app.command()
 def produce(
     records: Records = 1_000_000,
-    record_size: RecordSize = 100,
-    partitions: Partitions = 1,
+    record_size: RecordSize = SIZE_BYTES,
+    partitions: Partitions = None,
     topic: Topic = None,
     acks: Acks = "all",
     compression: Codec = "none",
@@ -85,6 +100,7 @@ def produce(
     $ tidelog bench produce --records 100000 --size 1000 --acks 1
     $ tidelog bench produce --partitions 12 --json
     """
+    check_topic_options(topic, partitions)
     settings = producer_settings(acks, compression)
     connection = connect(bootstrap, client)
     with topic_or_temporary(connection, topic, partitions) as name, progress("Writing", records) as on_progress:
@@ -95,8 +111,8 @@ def produce(
 @app.command()
 def consume(
     records: Records = 1_000_000,
-    record_size: RecordSize = 100,
-    partitions: Partitions = 1,
+    record_size: SizeOfNewRecords = None,
+    partitions: Partitions = None,
     topic: Topic = None,
     json: AsJson = False,
     bootstrap: Bootstrap = LOCALHOST,
@@ -112,18 +128,22 @@ def consume(
     $ tidelog bench consume
     $ tidelog bench consume --topic orders --records 500000
     """
+    check_topic_options(topic, partitions)
+    if topic is not None and record_size is not None:
+        raise UsageError("--size cannot be used with --topic, because the topic's existing records are read")
     connection = connect(bootstrap, client)
     with topic_or_temporary(connection, topic, partitions) as name:
         if topic is None:
             with progress("Filling", records) as on_progress:
                 settings = producer_settings("all", "none")
-                measure.measure_produce(connection, name, records, os.urandom(record_size), settings, on_progress)
+                value = os.urandom(record_size or SIZE_BYTES)
+                measure.measure_produce(connection, name, records, value, settings, on_progress)
         else:
             records = min(records, record_count(connection, name))
         with progress("Reading", records) as on_progress:
             result = measure.measure_consume(connection, name, records, on_progress)
         if topic is None and result.records < records:
-            raise CommandError(f"{records} records were written, but only {result.records} could be read back")
+            raise CommandError(f"only {result.records} of {counted(records, 'written record')} could be read back")
     report_throughput("read", result, json)
 
 
@@ -131,7 +151,7 @@ def consume(
 def latency(
     rate: Annotated[float, typer.Option("--rate", "-r", min=0.1, metavar="N", help="Records per second.")] = 1000,
     seconds: Annotated[float, typer.Option("--seconds", "-s", min=0.1, metavar="S", help="How long to measure.")] = 10,
-    record_size: RecordSize = 100,
+    record_size: RecordSize = SIZE_BYTES,
     topic: Topic = None,
     acks: Acks = "all",
     json: AsJson = False,
@@ -160,6 +180,12 @@ def latency(
     report_latency(result, json)
 
 
+def check_topic_options(topic: str | None, partitions: int | None) -> None:
+    """Raise UsageError if the number of partitions would have no effect."""
+    if topic is not None and partitions is not None:
+        raise UsageError("--partitions cannot be used with --topic, because the topic has its partitions already")
+
+
 def producer_settings(acks: str, compression: str) -> dict[str, Any]:
     if acks not in ACKS:
         raise UsageError(f"--acks must be one of {', '.join(ACKS)}, not {acks!r}")
@@ -169,8 +195,9 @@ def producer_settings(acks: str, compression: str) -> dict[str, Any]:
 
 
 @contextmanager
-def topic_or_temporary(connection: ConnectionOptions, topic: str | None, partitions: int) -> Iterator[str]:
-    """Yield `topic`. If it is None, yield the name of a temporary topic for this measurement.
+def topic_or_temporary(connection: ConnectionOptions, topic: str | None, partitions: int | None) -> Iterator[str]:
+    """Yield `topic`. If it is None, yield the name of a temporary topic for this measurement, with this number of
+    partitions; None means one partition.
 
     Raises CommandError if `topic` does not exist or one of its partitions is offline.
     """
@@ -181,7 +208,7 @@ def topic_or_temporary(connection: ConnectionOptions, topic: str | None, partiti
             raise offline.offline_error(
                 offline_partitions, "Measuring the other partitions would not measure the topic."
             )
-    with measure.temporary_topic(connection, partitions) if topic is None else nullcontext(topic) as name:
+    with measure.temporary_topic(connection, partitions or 1) if topic is None else nullcontext(topic) as name:
         yield name
 
 
@@ -287,7 +314,7 @@ def percentile_rows(latencies_ms: Sequence[float]) -> list[tuple[str, str]]:
 
 
 def milliseconds_text(value: float) -> str:
-    return f"{value:.3f} ms" if value < 10 else f"{value:.1f} ms"
+    return f"{value:.3f} ms" if round(value, 3) < 10 else f"{value:.1f} ms"
 
 
 def percentiles_json(latencies_ms: Sequence[float]) -> dict[str, float] | None:

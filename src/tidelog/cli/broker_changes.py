@@ -133,7 +133,8 @@ def remedy(target: ChangeTarget, changes: dict[str, str | None], refusal: str) -
     read_only = [setting.name for setting in described if setting.read_only and setting.name in refusal]
     if not read_only:
         return ""
-    return f"; {comma_separated(read_only)} changes only at a restart: put it into the broker's configuration file"
+    verb, them = ("changes", "it") if len(read_only) == 1 else ("change", "them")
+    return f"; {comma_separated(read_only)} {verb} only at a restart: put {them} into the broker's configuration file"
 
 
 def warn_of_broker_values(target: ChangeTarget, keys: Iterable[str]) -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from tidelog.cli.cluster import origin
 from tidelog.cli.errors import CommandError
 from tidelog.cli.own_client import ask, broker_address, broker_addresses, raise_for_code
+from tidelog.cli.tables import name_text
 from tidelog.client.blocking import Client
 from tidelog.client.cluster import Address
 from tidelog.config.keys import BROKER_KEYS, LISTENER_SETTING, TOPIC_KEYS, broker_key, broker_synonyms, nearest
@@ -30,6 +31,8 @@ RESOURCE_BROKER = 4
 SOURCE_START, SOURCE_DEFAULT = 4, 5
 """Sources of a value in DescribeConfigs (KIP-226). START means that the value was set when the broker started. DEFAULT
 means that the value is the default."""
+SOURCES = 7
+"""The sources that `origin` can name are smaller than this number. Source 0 means that the source is not known."""
 SET, DELETE = 0, 1
 """Operations of IncrementalAlterConfigs."""
 ALL_BROKERS = ""
@@ -98,7 +101,7 @@ class BrokerSetting(NamedTuple):
         """Whether the broker was started with this value. The origin of such a value can be any text (see
         `start_place`), so all other origins are excluded instead.
         """
-        return self.origin not in (origin(1), origin(2), origin(3), origin(SOURCE_DEFAULT))
+        return self.origin not in [origin(source) for source in range(SOURCES) if source != SOURCE_START]
 
 
 def address_of(client: Client, broker: int | None) -> tuple[int, Address]:
@@ -205,13 +208,16 @@ def convert_value(name: str, other: str, value: str | None) -> str | None:
 
 
 def setting_value_text(setting: BrokerSetting) -> str:
-    return "(hidden)" if setting.sensitive else setting.value or "(none)"
+    """Return the value as text for a message: "(hidden)" for a secret, and "(none)" for a setting without a value."""
+    if setting.sensitive:
+        return "(hidden)"
+    return "(none)" if setting.value is None else name_text(setting.value)
 
 
 def value_or_hidden(name: str, value: str) -> str:
-    """Return the user's value, or "(hidden)" if the setting is a secret."""
+    """Return the user's value as text for a message, or "(hidden)" if the setting is a secret."""
     key = broker_key(name)
-    return "(hidden)" if key is not None and key.sensitive else value
+    return "(hidden)" if key is not None and key.sensitive else name_text(value)
 
 
 def values_for_all_brokers(client: Client, address: Address, names: Sequence[str]) -> dict[str, str]:

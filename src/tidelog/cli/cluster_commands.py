@@ -256,11 +256,10 @@ def reassign(
     $ tidelog cluster reassign --cancel
     """
     makes_plan = bool(to_brokers or replicas or plan)
-    if sum((makes_plan, cancel, clear_throttle)) > 1:
-        raise UsageError("a plan (--brokers, --replicas, --plan), --cancel and --clear-throttle cannot be combined")
+    check_without_plan(makes_plan, cancel, clear_throttle, watch, json)
     if plan and (to_brokers or topics or replicas):
         raise UsageError("--plan already says which partitions move: leave out --brokers, --topics and --replicas")
-    if not makes_plan and (execute or throttle):
+    if not makes_plan and (execute or throttle or undo):
         raise UsageError("there is no plan: name the brokers with --brokers, for example --brokers 1,2,3")
     names = [name for name in topics.split(",") if name]
     with connect(bootstrap, client).open() as cluster_client:
@@ -274,6 +273,16 @@ def reassign(
         moves = cluster_moves.make_plan(cluster_client, cluster_moves.broker_numbers(to_brokers), names, replicas, plan)
         execution = cluster_moves.Execution(execute, watch, throttle, undo, json)
         return cluster_moves.show_or_execute(cluster_client, moves, execution)
+
+
+def check_without_plan(makes_plan: bool, cancel: bool, clear_throttle: bool, watch: bool, json: bool) -> None:
+    """Raise UsageError for options that --cancel or --clear-throttle would ignore."""
+    if sum((makes_plan, cancel, clear_throttle)) > 1:
+        raise UsageError("a plan (--brokers, --replicas, --plan), --cancel and --clear-throttle cannot be combined")
+    if watch and (cancel or clear_throttle):
+        raise UsageError("--watch waits for moves: it cannot be combined with --cancel and --clear-throttle")
+    if json and clear_throttle:
+        raise UsageError("--clear-throttle prints no JSON: leave out --json")
 
 
 @app.command()

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tidelog.cli.cluster import describe
 from tidelog.cli.cluster_requests import (
     alter_reassignments,
     clear_throttle,
@@ -16,6 +17,7 @@ from tidelog.cli.cluster_requests import (
 )
 from tidelog.cli.cluster_state import ClusterBroker, Move, racks_of, read_brokers, read_moves, read_partitions
 from tidelog.cli.errors import CommandError, UsageError
+from tidelog.cli.own_client import no_such_broker
 from tidelog.cli.reassignment_plan import (
     PlannedMove,
     lead_elsewhere,
@@ -68,11 +70,11 @@ def make_plan(
     _, _, registered = read_brokers(client)
     known = {broker.number for broker in registered}
     if unknown := [number for number in brokers if number not in known]:
-        raise CommandError(
-            f"there is no broker {comma_separated(unknown)}; the cluster has {comma_separated(sorted(known))}"
-        )
+        raise no_such_broker(unknown, sorted(known))
     if fenced := [broker.number for broker in registered if broker.is_fenced and broker.number in brokers]:
-        raise CommandError(f"broker {comma_separated(fenced)} is down or not ready: start it first")
+        are, them = ("is", "it") if len(fenced) == 1 else ("are", "them")
+        brokers_text = f"broker{'s' * (len(fenced) > 1)} {comma_separated(fenced)}"
+        raise CommandError(f"{brokers_text} {are} down or not ready: start {them} first")
     targets = brokers or [broker.number for broker in registered if not broker.is_fenced]
     partitions = read_partitions(client, topics)
     # If only the number of replicas changes (no brokers are named), the replicas that remain are not moved.
@@ -202,23 +204,32 @@ def report(failures: Mapping[Partition, CommandError]) -> None:
 
 def show_moves(client: "Client", topics: Sequence[str], json: bool, *, watch: bool) -> int:
     """List the unfinished moves, or wait until all of them have ended."""
-    moves = select_moves(read_moves(client), topics)
+    moves = select_moves(client, topics)
     if watch:
         wait_for(client, set(moves), quiet=json)
         if not json:
-            print("No partition moves.")
+            print(no_moves_text(topics))
         return 0
     if json:
         print_json(moves_json(moves))
     elif not moves:
-        print("No partition moves.")
+        print(no_moves_text(topics))
     else:
         print_table(moves_table(moves))
     return 0
 
 
-def select_moves(moves: Mapping[Partition, Move], topics: Sequence[str]) -> dict[Partition, Move]:
+def select_moves(client: "Client", topics: Sequence[str]) -> dict[Partition, Move]:
+    """Return the unfinished moves of these topics, or of all topics. Raises CommandError for a topic that does not
+    exist.
+    """
+    describe(client, topics)
+    moves = read_moves(client)
     return {partition: move for partition, move in sorted(moves.items()) if not topics or partition[0] in topics}
+
+
+def no_moves_text(topics: Sequence[str]) -> str:
+    return f"No partition of {comma_separated(topics)} moves." if topics else "No partition moves."
 
 
 def moves_json(moves: Mapping[Partition, Move]) -> list[dict[str, Any]]:
@@ -260,7 +271,7 @@ def cancel_moves(client: "Client", topics: Sequence[str], json: bool) -> int:
     """Cancel the unfinished moves. The replicas remain on their former brokers. Also remove the limit of --throttle,
     because this limit would later slow down replicas that have to catch up. Return the exit code.
     """
-    moves = select_moves(read_moves(client), topics)
+    moves = select_moves(client, topics)
     failures = alter_reassignments(client, dict.fromkeys(moves)) if moves else {}
     cancelled = {partition: move for partition, move in moves.items() if partition not in failures}
     if cancelled:
@@ -272,7 +283,7 @@ def cancel_moves(client: "Client", topics: Sequence[str], json: bool) -> int:
     if json:
         print_json(moves_json(cancelled))
     else:
-        print(f"Cancelled: {counted(len(cancelled), 'move')}." if moves else "No partition moves.")
+        print(f"Cancelled: {counted(len(cancelled), 'move')}." if moves else no_moves_text(topics))
     report(failures)
     return 1 if failures else 0
 
@@ -295,9 +306,7 @@ def registered_with(client: "Client", broker: int) -> list[ClusterBroker]:
     """Return all registered brokers. Raises CommandError if `broker` is not one of them."""
     _, _, registered = read_brokers(client)
     if broker not in {other.number for other in registered}:
-        raise CommandError(
-            f"there is no broker {broker}; the cluster has {comma_separated(other.number for other in registered)}"
-        )
+        raise no_such_broker([broker], [other.number for other in registered])
     return registered
 
 

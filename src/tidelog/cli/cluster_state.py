@@ -196,19 +196,26 @@ def _with_details(
 ) -> list[PartitionReplicas]:
     """Return the partitions with their moves and `min.insync.replicas`. If the brokers refuse to report the moves, the
     partitions have none. If they refuse to report `min.insync.replicas`, it is taken to be 1. The reasons are appended
-    to `problems`. If `problems` is None, raises CommandError, ClientError or ApiError instead.
+    to `problems`. If `problems` is None, raises CommandError, ClientError or ApiError instead, but not if only the
+    settings of single topics cannot be read.
     """
     from tidelog.client.errors import ClientError
     from tidelog.wire.errors import ApiError
 
     min_isr: Mapping[str, int] = {}
+    refusals: Mapping[str, CommandError] = {}
     moves: Mapping[tuple[str, int], Move] = {}
     try:
-        min_isr = _min_isr(client, dict.fromkeys(part.topic for part in partitions))
+        min_isr, refusals = _min_isr(client, dict.fromkeys(part.topic for part in partitions))
     except (CommandError, ClientError, ApiError) as error:
         if problems is None:
             raise
         problems.append(f"{MIN_ISR} of the topics cannot be read, and is taken to be 1: {error}")
+    if problems is not None:
+        problems += [
+            f"{MIN_ISR} of topic {topic} cannot be read, and is taken to be 1: {refusal}"
+            for topic, refusal in refusals.items()
+        ]
     try:
         moves = read_moves(client)
     except (CommandError, ClientError, ApiError) as error:
@@ -312,8 +319,12 @@ def _has_failed(
     return True
 
 
-def _min_isr(client: "Client", topics: Iterable[str]) -> dict[str, int]:
-    """Return `min.insync.replicas` by topic. Topics whose settings cannot be read are left out."""
+def _min_isr(client: "Client", topics: Iterable[str]) -> tuple[dict[str, int], dict[str, CommandError]]:
+    """Return `min.insync.replicas` by topic, and an error for each topic whose settings cannot be read. Topics that
+    were deleted in the meantime are left out.
+    """
+    from tidelog.client.error_codes import error_name
+    from tidelog.wire.errors import ErrorCode
     from tidelog.wire.messages.describe_configs import (
         DescribeConfigsRequest,
         DescribeConfigsResource,
@@ -322,16 +333,19 @@ def _min_isr(client: "Client", topics: Iterable[str]) -> dict[str, int]:
 
     names = list(topics)
     values: dict[str, int] = {}
+    refusals: dict[str, CommandError] = {}
     for start in range(0, len(names), TOPICS_PER_REQUEST):
         wanted = names[start : start + TOPICS_PER_REQUEST]
         resources = [DescribeConfigsResource(TOPIC_RESOURCE, name, [MIN_ISR]) for name in wanted]
         answer = ask_any(client, DescribeConfigsRequest(resources=resources), DescribeConfigsResponse)
         for result in answer.results:
+            if result.error_code not in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+                refusals[result.resource_name] = CommandError(result.error_message or error_name(result.error_code))
             for entry in result.configs:
                 if entry.name == MIN_ISR:
                     with suppress(ValueError):
                         values[result.resource_name] = int(entry.value or "1")
-    return values
+    return values, refusals
 
 
 def read_moves(client: "Client") -> dict[tuple[str, int], Move]:

@@ -103,12 +103,16 @@ def print_status(state: ClusterState, *, all_partitions: bool) -> None:
 
 
 def summary_text(counts: dict[str, int], moving: int, unread_topics: int = 0) -> str:
+    """Return one line about all partitions. `counts` has the number of partitions for the key of each kind of problem.
+    The partitions of `unread_topics` topics are not known.
+    """
     parts = [f"{counts[trouble.key]} {trouble.title}" for trouble in TROUBLES if counts[trouble.key]]
     if moving:
         parts.append(f"{moving} {MOVING}")
     if unread_topics:
-        parts.append(f"partitions of {counted(unread_topics, 'topic')} not known")
-    elif not any(counts[trouble.key] for trouble in TROUBLES[:-1]):
+        unknown = f"The partitions of {counted(unread_topics, 'topic')} are not known."
+        return f"Partitions: {comma_separated(parts)}. {unknown}" if parts else unknown
+    if not any(counts[trouble.key] for trouble in TROUBLES[:-1]):
         return "Every partition has a leader, and all replicas are in sync" + (
             f" ({comma_separated(parts)})." if parts else "."
         )

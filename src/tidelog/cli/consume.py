@@ -42,6 +42,9 @@ class Start(NamedTuple):
     """Reading begins at the first record with this timestamp or a later one. In milliseconds since 1970."""
 
 
+VALUE_ONLY, NULL = "{value}", "null"
+"""Defaults of --format and --null-marker."""
+
 Offset = Annotated[
     str | None,
     typer.Option("--offset", "-o", metavar="N", help="First offset: N, -N (N before the end), beginning or end."),
@@ -72,10 +75,10 @@ def consume(
     until_end: Annotated[bool, typer.Option("--until-end", "-e", help="Stop at the current end of the topic.")] = False,
     format: Annotated[
         str, typer.Option("--format", "-f", metavar="TEXT", help="How a record is printed; see above.")
-    ] = "{value}",
+    ] = VALUE_ONLY,
     null_marker: Annotated[
         str, typer.Option("--null-marker", metavar="TEXT", help="The text that is printed for null.")
-    ] = "null",
+    ] = NULL,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
@@ -107,8 +110,10 @@ def consume(
     """
     start = start_from(from_beginning, offset, since)
     check_start(group, offset is not None or since is not None, bool(partition), from_beginning or not until_end)
-    if json and format != "{value}":
+    if json and format != VALUE_ONLY:
         raise UsageError("--json and --format cannot be used together")
+    if json and null_marker != NULL:
+        raise UsageError("--json prints null as in JSON: leave out --null-marker")
     render = to_json if json else format_renderer(format, null_marker)
     connection = connect(bootstrap, client)
     with connection.open() as cluster_client, record_interrupts() as interrupted:
@@ -220,7 +225,8 @@ def assign(reader: TopicReader, start: Start, wanted: Sequence[int]) -> None:
     count = len(topic.partitions)
     for index in wanted:
         if index >= count:
-            raise CommandError(f"topic {name} has no partition {index}: its partitions are 0 to {count - 1}")
+            existing = f"its partitions are 0 to {count - 1}" if count > 1 else "its only partition is 0"
+            raise CommandError(f"topic {name} has no partition {index}: {existing}")
     parts = [part for part in topic.partitions if not wanted or part.partition in wanted]
     wanted_topics = [topic._replace(partitions=parts)]
     uncommitted_ends = {}

@@ -15,6 +15,12 @@ class UsageError(CommandError):
     """An option or argument is malformed, or options contradict each other. Ends the command with exit code 2."""
 
 
+def refuse_names_with_json(names: bool, json: bool) -> None:
+    """Raise UsageError if a command that lists names has both options, because only one of the two can be printed."""
+    if names and json:
+        raise UsageError("--names and --json cannot be used together")
+
+
 def raise_together(failures: Iterable[CommandError]) -> None:
     """Raise the failures as one CommandError; do nothing if there are no failures.
 

@@ -26,8 +26,15 @@ def fit_examples(command: Any) -> None:
 
 
 def break_examples(text: str, width: int) -> str:
-    """Break the lines that begin with `$` to `width` characters. All other lines are not changed."""
-    return PROMPT.sub(lambda line: line[1] + f"\n{line[1]}".join(break_line(BREAK.sub(" ", line[2]), width)), text)
+    """Break the lines that begin with `$` to `width` characters, including their indentation. All other lines are not
+    changed.
+    """
+
+    def broken(line: re.Match[str]) -> str:
+        indent = line[1]
+        return indent + f"\n{indent}".join(break_line(BREAK.sub(" ", line[2]), width - len(indent)))
+
+    return PROMPT.sub(broken, text)
 
 
 def break_line(line: str, width: int) -> list[str]:

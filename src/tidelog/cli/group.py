@@ -16,7 +16,7 @@ from tidelog.cli.connection import (
     check_reachable,
     connect,
 )
-from tidelog.cli.errors import CommandError, raise_together
+from tidelog.cli.errors import CommandError, UsageError, raise_together, refuse_names_with_json
 from tidelog.cli.group_offsets import Escaped, copy_offsets, delete, delete_offsets, reset_offsets
 from tidelog.cli.groups import (
     DescribedGroups,
@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
+WATCH_INTERVAL_S = 2.0
+"""Default time between two measurements of `lag --watch`, in seconds."""
 GroupNames = Annotated[list[str], typer.Argument(metavar="GROUP...", show_default=False, help="One group or several.")]
 
 
@@ -97,6 +99,7 @@ def list_all(
     $ tidelog group list
     $ tidelog group list --json | jq -r '.[].group'
     """
+    refuse_names_with_json(names, json)
     with connect(bootstrap, client).open() as cluster_client:
         groups = list_groups(cluster_client)
         if names:
@@ -125,7 +128,7 @@ def show_groups(client: "Client", groups: ListedGroups, json: bool) -> None:
         print_table(groups_table(listed, described.groups, totals, notes))
     print_notes(groups.problems + measured.problems)
     offline = warn_of_groups(client, [lag.topic for lag in measured.lags])
-    if not listed and not json and GROUPS_TOPIC not in offline:
+    if not listed and not json and not groups.problems and GROUPS_TOPIC not in offline:
         print("No consumer groups yet. To begin one: tidelog consume TOPIC --group NAME", file=sys.stderr)
 
 
@@ -222,8 +225,15 @@ def lag(
     topic: Annotated[str | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Only this topic.")] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
     interval_s: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="How often --watch refreshes.")
-    ] = 2.0,
+        float | None,
+        typer.Option(
+            "--interval",
+            metavar="SECONDS",
+            min=0.1,
+            show_default=False,
+            help=f"How often --watch refreshes; default: {WATCH_INTERVAL_S:g}.",
+        ),
+    ] = None,
     json: AsJson = False,
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
@@ -250,10 +260,12 @@ def lag(
     $ tidelog group lag --watch
     $ tidelog group lag --json | jq '[.[].lag] | add'
     """
+    if interval_s is not None and not watch:
+        raise UsageError("--interval says how often --watch refreshes: add --watch")
     with ExitStack() as stack:
         query = LagQuery(stack, connect(bootstrap, client), parse_group_names(groups, escaped), topic)
         if watch:
-            watch_lag(query, interval_s, json, bootstrap)
+            watch_lag(query, interval_s or WATCH_INTERVAL_S, json, bootstrap)
             return
         lags = query()
     if json:
@@ -263,7 +275,7 @@ def lag(
     print_notes(query.problems)
     warn_of_hidden_groups(query.offline)
     raise_together(query.failures.values())
-    if not lags and not json and GROUPS_TOPIC not in query.offline:
+    if not lags and not json and not query.problems and GROUPS_TOPIC not in query.offline:
         if groups:
             in_topic = f" in topic {topic}" if topic is not None else ""
             names = ", ".join(map(name_text, query.groups or ()))

@@ -5,9 +5,10 @@ service manager) and SIGHUP (from a closed terminal) are recorded, too, so that 
 """
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeVar
+from types import FrameType
+from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
@@ -43,6 +44,18 @@ class Interrupts:
             self.raises_at_once = False
 
 
+Handler: TypeAlias = Callable[[int, FrameType | None], Any] | int | None
+"""A handler as `signal.getsignal` returns it. None means that it was installed before Python started."""
+
+
+def restore_handlers(handlers: Mapping[signal.Signals, Handler]) -> None:
+    """Install these handlers of signals again. Python cannot install a handler that is not its own (None). Such a
+    signal gets the system's default instead, which ends the process.
+    """
+    for number, handler in handlers.items():
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
 @contextmanager
 def record_interrupts(*, second_raises: bool = True) -> Iterator[Interrupts]:
     """During the block, record each of ENDING_SIGNALS instead of raising KeyboardInterrupt.
@@ -66,7 +79,6 @@ def record_interrupts(*, second_raises: bool = True) -> Iterator[Interrupts]:
     try:
         yield interrupts
     finally:
-        for number, handler in previous_handlers.items():
-            signal.signal(number, handler)
+        restore_handlers(previous_handlers)
         if interrupts.termination_signal is not None:
             signal.raise_signal(interrupts.termination_signal)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.cli import cluster
+from tidelog.cli.cluster import TopicAndPartition
 from tidelog.cli.connection import client_error
 from tidelog.cli.errors import CommandError
 from tidelog.cli.groups import group_error, host_text, member_problems
@@ -107,7 +108,10 @@ def all_lags(
         Lag(*key, committed.offsets.get(key), ends.get(key[1:]), readers.get(key, ""), starts.get(key[1:], 0))
         for key in sorted(keys)
     ]
-    return Lags(lags if ages is None else ages.add_to(lags), problems, committed.failures)
+    if ages is not None:
+        lags = ages.add_to(lags)
+        problems += ages.problems
+    return Lags(lags, problems, committed.failures)
 
 
 class Ages:
@@ -119,36 +123,70 @@ class Ages:
 
     def __init__(self, client: "Client") -> None:
         self._client = client
-        self._timestamps: dict[tuple[str, int, int], int | None] = {}
+        self._timestamps: dict[OldestRecord, int | None] = {}
+        self._attempts: dict[TopicAndPartition, int] = {}
+        """By partition: the number of its last fetch, counted over all partitions."""
+        self._failed: set[TopicAndPartition] = set()
+        """Partitions whose last fetch failed."""
+        self._fetch_count = 0
+        self.problems: list[str] = []
+        """Lines that say why ages are missing in the last measurement."""
 
     def add_to(self, lags: Sequence[Lag]) -> list[Lag]:
         """Return the lags with `behind_ms`. At most FETCHES_MAX timestamps are fetched; further ages are None."""
-        from tidelog.client.errors import ClientError
-
         now_ms = time.time_ns() // 1_000_000
-        timestamps: dict[tuple[str, int, int], int | None] = {}
+        oldest_records = [
+            (lag.topic, lag.partition, max(lag.committed, lag.start))
+            if lag.records and lag.committed is not None
+            else None
+            for lag in lags
+        ]
+        wanted = dict.fromkeys(oldest for oldest in oldest_records if oldest is not None)
+        self._timestamps = {oldest: self._timestamps[oldest] for oldest in wanted if oldest in self._timestamps}
+        partitions = {oldest[:2] for oldest in wanted}
+        self._attempts = {tp: number for tp, number in self._attempts.items() if tp in partitions}
+        self._failed &= partitions
+        self.problems = self._fetch([oldest for oldest in wanted if oldest not in self._timestamps])
         with_ages = []
-        fetches = 0
-        for lag in lags:
+        for lag, oldest in zip(lags, oldest_records, strict=True):
             behind_ms = 0 if lag.records == 0 else None
-            if lag.records and lag.committed is not None:
-                oldest = (lag.topic, lag.partition, max(lag.committed, lag.start))
-                if oldest not in timestamps:
-                    if oldest in self._timestamps:
-                        timestamps[oldest] = self._timestamps[oldest]
-                    elif fetches < FETCHES_MAX:
-                        fetches += 1
-                        try:
-                            timestamps[oldest] = batch_timestamp_ms(self._client, *oldest)
-                        except ClientError:
-                            # Fetch no more: if other brokers do not answer either, each fetch lasts until its timeout.
-                            fetches = FETCHES_MAX
-                timestamp_ms = timestamps.get(oldest)
-                behind_ms = None if timestamp_ms is None else max(now_ms - timestamp_ms, 0)
+            timestamp_ms = None if oldest is None else self._timestamps.get(oldest)
+            if timestamp_ms is not None:
+                behind_ms = max(now_ms - timestamp_ms, 0)
             with_ages.append(lag._replace(behind_ms=behind_ms))
-        self._timestamps = timestamps
         return with_ages
 
+    def _fetch(self, missing: Sequence["OldestRecord"]) -> list[str]:
+        """Fetch the timestamps of these records, until FETCHES_MAX or a failure is reached. Return a line that says why
+        ages are missing; no line if all timestamps were fetched.
+
+        The partitions whose last fetch failed are fetched last, and of the others, those that have waited the longest
+        are fetched first. Otherwise some partitions would never get an age.
+        """
+        from tidelog.client.errors import ClientError
+
+        def turn(oldest: OldestRecord) -> tuple[bool, int]:
+            return oldest[:2] in self._failed, self._attempts.get(oldest[:2], 0)
+
+        for oldest in sorted(missing, key=turn)[:FETCHES_MAX]:
+            tp = oldest[:2]
+            self._fetch_count += 1
+            self._attempts[tp] = self._fetch_count
+            self._failed.discard(tp)
+            try:
+                self._timestamps[oldest] = batch_timestamp_ms(self._client, *oldest)
+            except ClientError as error:
+                # Fetch no more: if other brokers do not answer either, each fetch lasts until its timeout.
+                self._failed.add(tp)
+                return [f"not every age is known: {client_error(error, f'{oldest[0]}-{oldest[1]}')}"]
+        if len(missing) > FETCHES_MAX:
+            rest = "--watch reads the others later"
+            return [f"not every age is known: one measurement reads {FETCHES_MAX} of them, and {rest}"]
+        return []
+
+
+OldestRecord = tuple[str, int, int]
+"""Topic, partition and offset of the oldest record that a group has not committed."""
 
 FETCHES_MAX = 500
 """Upper bound on the fetches of one measurement. The next measurements fetch the missing timestamps."""

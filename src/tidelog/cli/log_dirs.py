@@ -92,6 +92,7 @@ def dirs(
     $ tidelog log dirs --topic orders --partitions
     $ tidelog log dirs --move orders-0=/disk2/tidelog --wait
     """
+    check_options(topics, partitions, move, wait, json)
     with connected(bootstrap) as client:
         if move:
             start_moves(client, [parse_move(text) for text in move], broker, wait=wait)
@@ -112,6 +113,15 @@ def dirs(
     if broker is not None:
         raise_together(failures)
     print_notes([str(error) for error in failures])
+
+
+def check_options(topics: list[str], partitions: bool, move: list[str], wait: bool, json: bool) -> None:
+    """Raise UsageError for an option that would have no effect."""
+    if wait and not move:
+        raise UsageError("--wait waits for the end of moves, and there are none: add --move PARTITION=DIR")
+    for option, is_used in (("--topic", bool(topics)), ("--partitions", partitions), ("--json", json)):
+        if is_used and move:
+            raise UsageError(f"{option} cannot be used with --move, because --move shows no directories")
 
 
 def no_answer_error(directory: LogDirectory) -> CommandError:
@@ -362,7 +372,7 @@ def directory_state(directory: LogDirectory) -> str:
 
 def replica_state(replica: Replica) -> str:
     if replica.future:
-        return f"moving here, {cell(replica.offset_lag)} offsets behind"
+        return f"moving here, {cell(replica.offset_lag)} offset{'s' * (replica.offset_lag != 1)} behind"
     return "in use"
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tidelog.cli import cluster
 from tidelog.cli.connection import ConnectionOptions, kafka_error
 from tidelog.cli.errors import CommandError
+from tidelog.cli.tables import counted
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message, Producer
@@ -154,7 +155,7 @@ def measure_consume(connection: ConnectionOptions, topic: str, records: int, sho
                 last_arrival_s = meter.seconds
             elif meter.seconds - last_arrival_s > STUCK_S:
                 raise CommandError(
-                    f"topic {topic}: {read} of {records} records were read, then none for {STUCK_S:.0f} s"
+                    f"topic {topic}: {read} of {counted(records, 'record')} arrived, then none for {STUCK_S:.0f} s"
                 )
             meter.update(read, size_bytes)
         if not read:
@@ -211,8 +212,8 @@ def measure_latency(
         consumer.close()
     if len(arrivals.latencies_ms) < arrivals.wanted:
         raise CommandError(
-            f"only {len(arrivals.latencies_ms)} of {arrivals.wanted} records had arrived {STUCK_S:.0f} s after the"
-            " planned time of the last one"
+            f"only {len(arrivals.latencies_ms)} of {counted(arrivals.wanted, 'record')} had arrived {STUCK_S:.0f} s"
+            " after the planned time of the last one"
         )
     return Latency(sorted(arrivals.latencies_ms), rate, arrivals.wanted / seconds_taken)
 
@@ -279,7 +280,9 @@ def wait_until_reading(producer: "Producer", consumer: "Consumer", topic: str) -
         message = consumer.poll(1.0)
         if message is not None and message.error() is None and message.value() == mark:
             return
-    raise CommandError(f"topic {topic}: {written} records were written, but none was read within {STUCK_S:.0f} s")
+    raise CommandError(
+        f"topic {topic}: none of {counted(written, 'written record')} could be read within {STUCK_S:.0f} s"
+    )
 
 
 class ThroughputMeter:

@@ -19,8 +19,9 @@ GROUPS_TOPIC = "__consumer_offsets"
 SHOWN_TOPICS = 5
 """Upper bound on the topics that a text names."""
 REMEDY = (
-    'The broker\'s log says why (search for "offline"). Stop the broker and find the damage with\n'
-    "tidelog log verify DIRECTORY. After a repair, the next start opens the partitions again."
+    "If a broker is down (tidelog cluster status shows all brokers), start it. Otherwise the broker's log says why\n"
+    '(search for "offline"): stop the broker and find the damage with tidelog log verify DIRECTORY. After a repair,\n'
+    "the next start opens the partitions again."
 )
 
 Offline = Mapping[str, Sequence[int]]

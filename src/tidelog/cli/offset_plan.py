@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from tidelog.cli.cluster import Offsets, TopicAndPartition
 from tidelog.cli.errors import CommandError, UsageError
-from tidelog.cli.tables import Column, Table, cell
+from tidelog.cli.tables import Column, Table, cell, counted
 
 
 class OffsetChange(NamedTuple):
@@ -180,7 +180,7 @@ def _csv_rows(path: str, text: str, group: str) -> list[tuple[str, str, Any, Any
         if not any(fields) or (number == 1 and fields[-1].lower() in ("offset", "new-offset")):
             continue
         if len(fields) not in (3, 4):
-            raise CommandError(f"{path}, line {number} has {len(fields)} fields; expected {EXPECTED_FORMAT}")
+            raise CommandError(f"{path}, line {number} has {counted(len(fields), 'field')}; expected {EXPECTED_FORMAT}")
         if len(fields) == 4 and fields.pop(0) != group:
             continue
         rows.append((f"line {number}", fields[0], fields[1], fields[2]))

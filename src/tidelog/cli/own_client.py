@@ -4,12 +4,13 @@ method for a message.
 The client is imported inside the functions, because most commands do not need it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from tidelog.cli.connection import ConnectionOptions, check_reachable
 from tidelog.cli.errors import CommandError
+from tidelog.cli.tables import comma_separated
 
 if TYPE_CHECKING:
     from tidelog.client.blocking import Client
@@ -77,8 +78,17 @@ def broker_addresses(client: "Client") -> "dict[int, Address]":
 def broker_address(addresses: "Mapping[int, Address]", number: int) -> "Address":
     """Return the address of the broker with this id. Raises CommandError if the cluster has no such broker."""
     if number not in addresses:
-        raise CommandError(f"there is no broker {number}; the cluster has {', '.join(map(str, addresses))}")
+        raise no_such_broker([number], addresses)
     return addresses[number]
+
+
+def no_such_broker(unknown: Sequence[int], existing: Collection[int]) -> CommandError:
+    """Return the error for the ids of brokers that do not exist. It names the ids of all brokers that exist."""
+    missing = (
+        f"there is no broker {unknown[0]}" if len(unknown) == 1 else f"there are no brokers {comma_separated(unknown)}"
+    )
+    noun = "broker" if len(existing) == 1 else "brokers"
+    return CommandError(f"{missing}; the cluster has the {noun} {comma_separated(existing)}")
 
 
 def raise_for_code(code: int, message: str | None) -> None:

@@ -115,7 +115,8 @@ def add_package(archive: tarfile.TarFile, name: str) -> bool:
 def add_files(archive: tarfile.TarFile, root: Path, paths: Iterable[Path]) -> None:
     """Add each file under its path relative to `root`. Caches, tests and files outside `root` are left out."""
     for path in paths:
-        if path.is_relative_to(root) and path.is_file() and not {"__pycache__", "tests"} & set(path.parts):
-            relative = path.relative_to(root)
-            if ".." not in relative.parts:
-                archive.add(path, str(relative), recursive=False)
+        if not path.is_relative_to(root) or not path.is_file():
+            continue
+        relative = path.relative_to(root)  # `root` itself may be below a directory that is named tests
+        if not {"__pycache__", "tests", ".."} & set(relative.parts):
+            archive.add(path, str(relative), recursive=False)

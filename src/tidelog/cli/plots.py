@@ -35,7 +35,9 @@ def line_plot(
 
 def short_number(number: float) -> str:
     """Return the number with three significant digits and a unit: 1234567 -> 1.23M."""
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= limit:
-            return f"{number / limit:.3g}{unit}"
-    return f"{number:.3g}"
+    for unit in ("", "k", "M", "G"):
+        text = f"{number:.3g}"
+        if float(text) < 1000:  # the rounded number: 999,999 is 1M, not 1000k
+            return f"{text}{unit}"
+        number /= 1000
+    return f"{number:.0f}T" if number >= 100 else f"{number:.3g}T"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tidelog.cli import cluster, offline
 from tidelog.cli.connection import NO_BROKER, ConnectionOptions, client_error, kafka_error, one_line_errors
-from tidelog.cli.errors import CommandError
+from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.interrupts import Interrupts
 from tidelog.cli.records import IncomingRecord
 from tidelog.cli.tables import name_text, print_notes, ranges
@@ -102,8 +102,10 @@ class TopicReader:
     def join(self, group: str, reset: str) -> None:
         """Read as a member of `group`. `reset` is the policy for partitions without a commit: "earliest" or "latest".
 
-        Raises CommandError when the topic does not exist or the group's coordinator is offline.
+        Raises CommandError when the topic does not exist or the group's coordinator is offline, and UsageError for a
+        setting that no member may have.
         """
+        check_member_settings(self.connection.settings)
         offline_partitions = offline.offline_partitions_of(cluster.describe(self.client, [self.topic]))
         if coordinator_failure := offline.coordinator_failure(self.client, group):
             raise coordinator_failure
@@ -135,8 +137,8 @@ class TopicReader:
             self.failures.append(f"{offline.partitions_text(self.offline_by_topic)} could not be read to the end")
         if self.remaining_records != 0:
             print_notes(self.open_transaction_notes(self.waiting_from))
-        if self.failures:
-            raise CommandError("; ".join(self.failures))
+        if failures := self.failures + self.unknown_starts():
+            raise CommandError("; ".join(failures))
 
     def end_offsets(self, partitions: Iterable[int]) -> dict[int, int]:
         """Return the offset after the last record of each partition that has a leader. The last record may belong to an
@@ -182,9 +184,19 @@ class TopicReader:
         if self.member is not None:
             if self.member.unresolved:
                 return False
-            all_stopped = bool(self.member.seen) and not self.reader.positions
+            all_stopped = bool(self.member.seen or self.unknown_starts()) and not self.reader.positions
             return all_stopped or (self.until_end and self.member.assigned and not self.pending_ends)
         return not self.reader.positions or (self.until_end and not self.pending_ends)
+
+    def unknown_starts(self) -> list[str]:
+        """Return a line for each partition that the group has assigned to this member and whose start is not known.
+        Partitions that were reported as offline are left out.
+        """
+        if self.member is None:
+            return []
+        offline_partitions = self.offline_by_topic.get(self.topic, ())
+        failures = self.member.unknown_starts.items()
+        return [str(failure) for number, failure in failures if number not in offline_partitions]
 
     def step(self, interrupted: Interrupts, seconds: float) -> None:
         """Print the records of one fetch, or report why there are no records. `seconds` is the time since the start."""
@@ -321,7 +333,7 @@ class TopicReader:
             self.pending_ends.pop(tp.partition, None)
         new = [tp for tp in assigned if tp not in self.reader.positions and tp.partition not in member.seen]
         if not new:
-            if member.assigned and not member.starts and not member.unresolved:
+            if member.assigned and not member.starts and not member.unresolved and not member.unknown_starts:
                 self.hint = f"Group {member.group} has a member for every partition; waiting for one to leave."
             return
         for tp in new:
@@ -343,12 +355,31 @@ class TopicReader:
                 ):
                     self.pending_ends[number] = end
             # The ends of offline partitions cannot be listed, and `run` reports these partitions.
-            self.failures += [f"{failure}" for failure in failures.values() if not self.offline_by_topic]
+            offline_partitions = self.offline_by_topic.get(self.topic, ())
+            self.failures += [
+                str(failure) for (_, number), failure in failures.items() if number not in offline_partitions
+            ]
 
     def close(self) -> None:
         """Leave the group and commit the offsets of the printed records."""
         if self.member is not None:
             self.member.close()
+
+
+OWN_SETTINGS = {
+    "group.id": "the option --group names the group",
+    "enable.auto.offset.store": "only the offsets of printed records are committed",
+}
+"""Settings of librdkafka that `GroupMember` needs for itself, each with the reason."""
+
+
+def check_member_settings(settings: Mapping[str, str]) -> None:
+    """Raise UsageError if the user has set one of OWN_SETTINGS. With another value, the member would read or commit the
+    offsets of the wrong group, or commit nothing.
+    """
+    for name, reason in OWN_SETTINGS.items():
+        if name in settings:
+            raise UsageError(f"-X {name} cannot be used with --group: {reason}")
 
 
 class GroupMember:
@@ -377,6 +408,8 @@ class GroupMember:
         """The offset where reading starts, by assigned partition."""
         self.unresolved: list[int] = []
         """Assigned partitions whose start is not known yet."""
+        self.unknown_starts: dict[int, CommandError] = {}
+        """Assigned partitions that are not read, because their start cannot be listed; with the reason."""
         self._committed_only = committed_only
         self._resolve_at_s = 0.0
         self._transaction_reported = False
@@ -415,6 +448,7 @@ class GroupMember:
     def _on_revoke(self, consumer: "Consumer", partitions: "list[TopicPartition]") -> None:
         for part in partitions:
             self.starts.pop(part.partition, None)
+            self.unknown_starts.pop(part.partition, None)
             self.seen.discard(part.partition)
             if part.topic == self.topic and part.partition in self.unresolved:
                 self.unresolved.remove(part.partition)
@@ -423,9 +457,10 @@ class GroupMember:
         """Find the offset where reading begins, for each partition in `unresolved`.
 
         This is the committed offset. If no offset is committed, the reset policy selects the earliest or the latest
-        offset. Partitions whose offsets cannot be listed are reported and omitted. While a transaction that contains an
-        offset of a partition is open, the partition stays in `unresolved`, because a commit of the transaction changes
-        the committed offset. Raises CommandError if a committed offset cannot be read for another reason.
+        offset, or is "error", which raises CommandError. A partition whose offset cannot be listed is reported, and is
+        not read until the group assigns it again: its error is in `unknown_starts`. While a transaction that contains
+        an offset of a partition is open, the partition stays in `unresolved`, because a commit of the transaction
+        changes the committed offset. Raises CommandError if a committed offset cannot be read for another reason.
         """
         from tidelog.client.operations import EARLIEST, LATEST
         from tidelog.model.ids import TopicPartition
@@ -451,9 +486,16 @@ class GroupMember:
                     unstable.append(number)
                 else:
                     raise client_error(offset, f"group {self.group}, topic {self.topic}, partition {number}")
+            if uncommitted and self.reset == "error":
+                partitions = ranges([number for _, number in uncommitted])
+                raise CommandError(
+                    f"group {self.group} has no committed offset in {self.topic} {partitions}, and auto.offset.reset is"
+                    " error: tidelog group reset-offsets sets one"
+                )
             timestamp = EARLIEST if self.reset in ("earliest", "smallest", "beginning") else LATEST
             offsets, failures = cluster.list_offsets(self.client, dict.fromkeys(uncommitted, timestamp))
-        print_notes([str(failure) for failure in failures.values()])
+        self.unknown_starts |= {number: failure for (_, number), failure in failures.items()}
+        print_notes([f"{failure}. The partition is not read." for failure in failures.values()])
         self.starts |= {number: offset for (_, number), offset in offsets.items()}
         self.unresolved = unstable
         if unstable and not self._transaction_reported:
@@ -468,13 +510,20 @@ class GroupMember:
             )
 
     def store(self, partition: int, offset: int) -> None:
-        """Mark the offsets before `offset` as printed, so that librdkafka commits them."""
-        from confluent_kafka import KafkaException, TopicPartition
+        """Mark the offsets before `offset` as printed, so that librdkafka commits them.
+
+        Raises CommandError if librdkafka refuses the offset.
+        """
+        from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
         try:
             self._consumer.store_offsets(offsets=[TopicPartition(self.topic, partition, offset)])
-        except KafkaException:
-            return  # the partition was revoked in the meantime, and another member will read these records again
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._STATE:
+                raise kafka_error(
+                    error, f"group {self.group}: the offset of a printed record is not committed"
+                ) from error
+            # The partition was revoked in the meantime, and another member will read these records again.
 
     def report_joining(self, seconds: float) -> None:
         if not self._joining_reported and seconds > JOINING_NOTICE_S:

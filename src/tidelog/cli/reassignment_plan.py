@@ -11,6 +11,8 @@ The rules, the most important one first:
 The same input always results in the same plan.
 """
 
+import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -225,24 +227,24 @@ def plan_document(moves: Iterable[PlannedMove], *, before: bool = False) -> dict
 
 def moves_from_document(document: Any, partitions: Sequence[PartitionReplicas]) -> list[PlannedMove]:
     """Return a move for each partition whose replicas in the plan differ from its current replicas. Raises UsageError
-    for a malformed plan, and CommandError for a partition that does not exist.
+    for a malformed plan, and for one that contains more than Tidelog would carry out. Raises CommandError for a
+    partition that does not exist.
     """
     current = {(part.topic, part.partition): part.replicas for part in partitions}
     try:
         if document["version"] != KAFKA_VERSION:
             raise UsageError(f"the plan has version {document['version']!r}, not {KAFKA_VERSION}")
-        entries = [(entry["topic"], entry["partition"], list(entry["replicas"])) for entry in document["partitions"]]
+        entries = [entry_of_plan(entry) for entry in document["partitions"]]
     except (KeyError, TypeError) as error:
         raise UsageError(
             'the plan is not of the form {"version": 1, "partitions": [{"topic": "orders", "partition": 0, "replicas": '
             f"[1, 2, 3]}}]}}: {type(error).__name__} {error}"
         ) from None
+    counts = Counter((topic, partition) for topic, partition, _ in entries)
     moves = []
     for topic, partition, replicas in entries:
-        if not all(isinstance(broker, int) for broker in replicas) or len(set(replicas)) != len(replicas):
-            raise UsageError(
-                f"the plan for {topic}-{partition} must list the numbers of different brokers, not {replicas}"
-            )
+        if counts[topic, partition] > 1:
+            raise UsageError(f"the plan contains {topic}-{partition} {counts[topic, partition]} times")
         if (topic, partition) not in current:
             raise CommandError(
                 f"there is no partition {topic}-{partition}; tidelog topic describe shows the partitions"
@@ -250,3 +252,29 @@ def moves_from_document(document: Any, partitions: Sequence[PartitionReplicas]) 
         if current[topic, partition] != replicas:
             moves.append(PlannedMove(topic, partition, current[topic, partition], replicas))
     return moves
+
+
+def entry_of_plan(entry: Any) -> tuple[str, int, list[int]]:
+    """Return the topic, the partition and the replicas of an entry of a plan. Raises KeyError or TypeError for an entry
+    of another form, and UsageError for replicas that no partition can have.
+    """
+    topic, partition, replicas = entry["topic"], entry["partition"], entry["replicas"]
+    if not isinstance(topic, str) or not _is_number(partition) or not isinstance(replicas, list):
+        raise TypeError(f"in {json.dumps(entry)}")
+    if not replicas or not all(map(_is_number, replicas)) or len(set(replicas)) != len(replicas):
+        raise UsageError(
+            f"the plan for {topic}-{partition} must list the numbers of one or more different brokers, not"
+            f" {json.dumps(replicas)}"
+        )
+    # Kafka's tool writes "any" for each replica. With a path, it also moves the replica to this directory.
+    if any(directory != "any" for directory in entry.get("log_dirs") or ()):
+        raise UsageError(
+            f"the plan for {topic}-{partition} has log_dirs, which are not supported: remove them, and use tidelog log"
+            " dirs --move after the moves"
+        )
+    return topic, partition, replicas
+
+
+def _is_number(value: object) -> bool:
+    """Return whether JSON has a number here that can identify a broker or a partition. `true` is not a number."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -9,14 +9,17 @@ if TYPE_CHECKING:
     from tidelog.client.security import Sasl, Security
 
 PROTOCOLS = ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl")
+CERTIFICATE, KEY, KEY_PASSWORD = "ssl.certificate.location", "ssl.key.location", "ssl.key.password"
 FILES = {
     "ssl.ca.location": "authorities_file",
     "ssl.ca.pem": "authorities_pem",
-    "ssl.certificate.location": "certificate_file",
-    "ssl.key.location": "key_file",
-    "ssl.key.password": "key_password",
+    CERTIFICATE: "certificate_file",
+    KEY: "key_file",
+    KEY_PASSWORD: "key_password",
 }
 """Setting of librdkafka -> field of `tidelog.client.security.TlsFiles`."""
+OF_CERTIFICATE = (KEY, KEY_PASSWORD)
+"""Settings that have an effect only together with CERTIFICATE."""
 VERIFY, HOST_NAME = "enable.ssl.certificate.verification", "ssl.endpoint.identification.algorithm"
 SASL = ("sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password")
 
@@ -41,6 +44,8 @@ def security_of(settings: Mapping[str, str]) -> "Security":
             _refuse_without_effect(name, protocol, security_protocol(True, has_sasl))
         if name.startswith("sasl.") and not has_sasl:
             _refuse_without_effect(name, protocol, security_protocol(has_tls, True))
+    if CERTIFICATE not in settings and (without_certificate := [name for name in OF_CERTIFICATE if name in settings]):
+        raise UsageError(f"-X {without_certificate[0]} has no effect without -X {CERTIFICATE}=FILE")
     tls = None
     if has_tls:
         from tidelog.client.security import TlsFiles, tls_context
@@ -51,12 +56,15 @@ def security_of(settings: Mapping[str, str]) -> "Security":
         try:
             tls = tls_context(files, verify=verify, check_host_name=check_host_name)
         except (OSError, ValueError) as error:
-            given = ", ".join(
-                f"{name}={settings[name]}" for name in FILES if name.endswith(".location") and name in settings
-            )
+            # A certificate of ssl.ca.pem has many lines, so only the name of this setting is shown.
+            given = [
+                f"{name}={settings[name]}" if name.endswith(".location") else name
+                for name in FILES
+                if name in settings and name != KEY_PASSWORD
+            ]
             raise CommandError(
-                f"the certificate files for TLS cannot be used: {error}; the files are"
-                f" {given or 'those of the operating system'}"
+                f"the certificates for TLS cannot be used: {error}; they are from"
+                f" {', '.join(given) or 'the operating system'}"
             ) from error
     return Security(tls, _sasl(settings) if has_sasl else None)
 

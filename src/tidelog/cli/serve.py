@@ -187,7 +187,8 @@ def handle_stop_signals(
 
     def restore() -> None:
         for number, handler in previous.items():
-            signal.signal(number, handler)
+            # None is a handler that was not installed by Python, which Python cannot install again.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     return restore
 

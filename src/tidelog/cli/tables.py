@@ -322,8 +322,8 @@ def cell(number: int) -> str:
 def size(number: float) -> str:
     """Format a number of bytes: 1536 -> 1.5 KiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(number) < 1024:
-            return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.1f} {unit}"
+        if abs(round(number)) < 1024:  # the rounded number: almost 1 MiB is 1.0 MiB, not 1024 KiB
+            return f"{number:.0f} {unit}" if unit == "B" or abs(round(number, 1)) >= 100 else f"{number:.1f} {unit}"
         number /= 1024
     return f"{number:.1f} TiB"
 

@@ -19,7 +19,7 @@ from tidelog.cli.connection import (
     connect,
     key_values,
 )
-from tidelog.cli.errors import CommandError, UsageError, raise_together
+from tidelog.cli.errors import CommandError, UsageError, raise_together, refuse_names_with_json
 from tidelog.cli.tables import (
     Column,
     Table,
@@ -178,6 +178,7 @@ def list_topics(
     $ tidelog topic list --names | grep orders
     $ tidelog topic list --json
     """
+    refuse_names_with_json(names, json)
     with connect(bootstrap, client).open() as cluster_client:
         # A topic that is deleted between two requests is left out.
         described = cluster.describe_each(cluster_client, cluster.topic_names(cluster_client), skip_missing=True)
@@ -207,6 +208,15 @@ def records_json(topic: cluster.TopicState, known_offsets: cluster.KnownOffsets)
         "records": sum(offsets.records for offsets in partition_offsets if offsets is not None),
         "partitions_without_offsets": sum(offsets is None for offsets in partition_offsets),
     }
+
+
+def records_text(topic: cluster.TopicState, known_offsets: cluster.KnownOffsets) -> str:
+    """Return the number of records as text, and the number of partitions whose records are not included."""
+    facts = records_json(topic, known_offsets)
+    records = counted(facts["records"], "record")
+    if not facts["partitions_without_offsets"]:
+        return records
+    return f"at least {records} ({counted(facts['partitions_without_offsets'], 'partition')} cannot be read)"
 
 
 def topics_table(topics: list[cluster.TopicState], known_offsets: cluster.KnownOffsets) -> Table:
@@ -387,7 +397,7 @@ def confirm_all(client: "Client", topics: list[cluster.TopicState]) -> bool:
         raise UsageError("the deletion cannot be confirmed, because stdin is not a terminal: add --yes to delete")
     known_offsets = cluster.offsets(client, topics)
     for topic in topics:
-        records = counted(records_json(topic, known_offsets)["records"], "record")
+        records = records_text(topic, known_offsets)
         question = f"Delete topic {topic.name} with {records}?"
         if topic.internal:
             question = f"Delete internal topic {topic.name} with {records}, {internal_content(topic.name)}?"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tidelog.cli.connection import LOCALHOST, AsJson, Bootstrap, ClientSettings, connect
-from tidelog.cli.errors import UsageError, raise_together
+from tidelog.cli.errors import UsageError, raise_together, refuse_names_with_json
 from tidelog.cli.groups import parse_group_names, state_text
 from tidelog.cli.offset_plan import topics_and_partitions
 from tidelog.cli.tables import (
@@ -120,6 +120,7 @@ def list_all(
     """
     from tidelog.client.transactions import TransactionFilter
 
+    refuse_names_with_json(names, json)
     states, duration_ms = parse_states(state), -1
     if longer_than is not None:
         duration_ms = parse_duration_option("--longer-than", longer_than)
@@ -141,8 +142,9 @@ def list_all(
                 for each in listing.transactions
             ]
             print_table(Table([*columns, Column("Coordinator", True, spare=1)], rows))
-        print_notes(listing_problems(listing, cluster_client))
-        is_incomplete = warn_of_hidden_transactions(cluster_client) or bool(listing.failures)
+        problems = listing_problems(listing, cluster_client)
+        print_notes(problems)
+        is_incomplete = warn_of_hidden_transactions(cluster_client) or bool(problems)
     if not listing.transactions and not names and not json and not is_incomplete:
         is_filtered = wanted != TransactionFilter([], [])
         print("No transactional id matches the filters." if is_filtered else NO_TRANSACTIONS, file=sys.stderr)

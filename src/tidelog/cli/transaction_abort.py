@@ -263,10 +263,15 @@ def abort_transaction(client: "Client", name: str, yes: bool) -> None:
     transaction = describe_one(client, name)
     state = state_text(transaction.state)
     if transaction.state in DECIDED:
+        if transaction.partitions:
+            rest = (
+                f"its markers are still missing in {partition_list_text(transaction.partitions)}; the coordinator sends"
+                " them again until the leaders of these partitions answer"
+            )
+        else:
+            rest = "all its markers are written, and the coordinator will record the end of the transaction in a moment"
         raise CommandError(
-            f"the end of the transaction of {name_text(name)} is decided already (state {state}): its markers are still"
-            f" missing in {partition_list_text(transaction.partitions) or 'no partition'}; the coordinator sends them"
-            " again until the leaders of these partitions answer"
+            f"the end of the transaction of {name_text(name)} is decided already (state {state}): {rest}"
         )
     if transaction.state != "Ongoing":
         raise CommandError(f"transactional id {name_text(name)} has no open transaction (state {state})")

@@ -1,6 +1,7 @@
 """List and describe transactions for commands, decide which of them hang, and format them as text."""
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -112,10 +113,17 @@ def list_transactions(client: "Client", wanted: "TransactionFilter") -> "Transac
 
 
 def listing_problems(listing: "TransactionListing", client: "Client") -> list[str]:
-    """Return a line for each broker that did not list its transactions."""
-    return [
+    """Return the lines about transactional ids that may be missing in the list: a line for each broker that did not
+    list its transactions, and a line for each requested state that a broker does not know.
+    """
+    problems = [
         f"broker {_broker_text(client, number)} did not list its transactions, so they are not shown: {failure}"
         for number, failure in listing.failures.items()
+    ]
+    return problems + [
+        f"the state {state_option(state)} is not known to {counted(brokers, 'broker')}, so transactional ids in this"
+        " state may be missing"
+        for state, brokers in sorted(Counter(listing.unknown_states).items())
     ]
 
 
@@ -134,7 +142,9 @@ def warn_of_hidden_transactions(client: "Client") -> bool:
 
 
 def describe_transactions(client: "Client", names: Sequence[str]) -> DescribedTransactions:
-    """Describe the transactional ids, each of them once. The error for an unknown id suggests the most similar one."""
+    """Describe the transactional ids, each of them once, in the order of `names`. The error for an unknown id suggests
+    the most similar one.
+    """
     import difflib
 
     from tidelog.client.transactions import TransactionFilter
@@ -143,7 +153,10 @@ def describe_transactions(client: "Client", names: Sequence[str]) -> DescribedTr
     transactions: dict[str, Transaction] = {}
     failures: dict[str, CommandError] = {}
     existing: list[str] | None = None
-    for name, answer in client.describe_transactions(list(dict.fromkeys(names))).items():
+    unique_names = list(dict.fromkeys(names))
+    answers = client.describe_transactions(unique_names)
+    for name in unique_names:
+        answer = answers[name]
         if not isinstance(answer, Exception):
             transactions[name] = answer
         elif isinstance(answer, ApiError) and answer.code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
@@ -242,7 +255,8 @@ def find_hanging(
     found, problems = filter_hanging(client, candidates)
     if not found:
         return HangingTransactions([], problems, failures, open_count, young_count)
-    producers, _ = producers_of(client, list(dict.fromkeys(each.partition for each in found)), broker)
+    producers, more_failures = producers_of(client, list(dict.fromkeys(each.partition for each in found)), broker)
+    failures |= more_failures
     still_open = {
         (tp, each.producer_id, each.start_offset)
         for tp, own in producers.items()

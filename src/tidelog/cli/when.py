@@ -100,10 +100,11 @@ def iso_time(timestamp_ms: int) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration for people, in its two largest units: 45 s, 3 min 20 s, 2 h 5 min, 4 d 3 h."""
-    if seconds < 60:
-        return f"{seconds:.0f} s" if seconds >= 10 or seconds == int(seconds) else f"{seconds:.1f} s"
+    """Return a duration for people, in its two largest units: 0.2 s, 45 s, 3 min 20 s, 2 h 5 min, 4 d 3 h."""
     whole = round(seconds)
+    # The rounded numbers are compared, so that 59.7 s is 1 min, not 60 s, and 9.97 s is 10 s, not 10.0 s.
+    if whole < 60:
+        return f"{whole} s" if seconds == whole or round(seconds, 1) >= 10 else f"{seconds:.1f} s"
     for large, large_s, small, small_s in (("min", 60, "s", 1), ("h", 3600, "min", 60)):
         if whole < large_s * (60 if large == "min" else 24):
             rest = whole % large_s // small_s

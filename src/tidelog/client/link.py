@@ -39,8 +39,9 @@ class Link:
     """One connection to a broker. The constructor opens it, and authenticates the client.
 
     The constructor, `send` and `answer` raise BrokerUnreachable when the connection fails or the deadline passes,
-    and BrokenProtocol when the peer violates the protocol. Both errors close the link. Deadlines are in seconds of
-    `time.monotonic`.
+    BrokenProtocol when the peer violates the protocol, and AuthenticationFailed when the broker or this client rejects
+    the TLS handshake or the login. With TLS 1.3, the broker may reject the client's certificate only after the
+    constructor has returned. All these errors close the link. Deadlines are in seconds of `time.monotonic`.
     """
 
     def __init__(

@@ -1,4 +1,7 @@
-"""The coordinators of one internal topic on this broker. Groups and transactions have one `CoordinatorHost` each."""
+"""The coordinators of one internal topic on this broker.
+
+One `CoordinatorHost` serves all groups, and another one serves all transactions.
+"""
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator
@@ -58,9 +61,9 @@ class CoordinatorHost(Generic[C]):
         """`perform` carries out the effects of the cores' decisions. It is None if no decision has an effect.
 
         `incarnation` identifies this run of the broker. It is None if no other broker uses the metadata store. In
-        that case, every leader epoch in the metadata belongs to this run. If it is not None, no partition is served
-        until the metadata says that this run is registered, because older leader epochs may belong to the broker's
-        previous run.
+        that case, every leader epoch in the metadata belongs to this run. If `incarnation` is not None, the metadata
+        may still contain leader epochs of the broker's previous run. So no partition is served until the metadata says
+        that this run is registered.
         """
         self.topic = topic
         self._runtime = runtime
@@ -211,7 +214,7 @@ class CoordinatorHost(Generic[C]):
         return self._partition_index(key, self._partition_count)
 
     async def make_topic(self) -> None:
-        """Create the topic, when it is needed for the first time. Raises CoordinatorNotAvailable."""
+        """Create the topic if it does not exist yet. Raises CoordinatorNotAvailable if it cannot be created."""
         timeout_ms = None if self._incarnation is None else CONTROLLER_TIMEOUT_MS
         try:
             (topic_result,) = (
@@ -234,7 +237,7 @@ class CoordinatorHost(Generic[C]):
 
         Raises CoordinatorNotAvailable if no broker coordinates the key now.
         """
-        image = self._metadata.image
+        image = self._metadata.newest
         topic = image.topics.get(self.topic)
         if topic is None:
             raise CoordinatorNotAvailable(f"{self.topic} does not exist yet")

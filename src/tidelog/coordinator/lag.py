@@ -1,10 +1,11 @@
 """Warn about groups that are far behind. The broker checks all groups in rounds, at a bounded cost.
 
-The lag of a group in time is the age of the oldest record that the group has not committed. The age is measured from
-the first timestamp of the record's batch, if the record can have been appended at that time. Some producers write other
-timestamps: no timestamp at all, seconds instead of milliseconds, or the times of events that happened last year.
-Therefore the rounds also store samples of the partitions' high watermarks, at intervals of at least BEHIND_MS. A record
-below a sampled high watermark was appended before the time of the sample; any other record was appended after it.
+Here the lag of a group is a time: the age of the oldest record that the group has not committed. The age is measured
+from the first timestamp of the record's batch, if the record can have been appended at that time. Some producers write
+no timestamp, or one that is not the time of the append: seconds instead of milliseconds, or the time of an event that
+happened last year. Therefore the rounds also store samples of the partitions' high watermarks, at intervals of at least
+BEHIND_MS. A record with an offset below a sampled high watermark was appended before the time of the sample. All other
+records are assumed to have been appended after that time.
 """
 
 import logging

@@ -135,7 +135,7 @@ class MarkerWriter:
         """
         if self._is_closed or not work.is_current:
             return
-        image = self._metadata.image
+        image = self._metadata.newest
         deleted: list[Partition] = []
         without_leader: list[Partition] = []
         for partition in partitions:
@@ -195,7 +195,7 @@ class MarkerWriter:
         if broker_id == self._node_id:
             response = await self._write_locally(request)
         else:
-            broker = self._metadata.image.brokers.get(broker_id)
+            broker = self._metadata.newest.brokers.get(broker_id)
             if broker is None or self._channels is None:
                 return
             response = await self._channels.ask(broker, request, WriteTxnMarkersResponse)

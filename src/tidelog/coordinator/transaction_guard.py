@@ -178,7 +178,7 @@ class TransactionGuard:
         """Ask another broker. If it refuses some partitions of a transaction, it does not attempt the other partitions:
         return the questions about these.
         """
-        broker = self._metadata.image.brokers.get(broker_id)
+        broker = self._metadata.newest.brokers.get(broker_id)
         if broker is None or self._channels is None:
             raise CoordinatorNotAvailable(f"broker {broker_id} is not registered")
         transactions = _by_transaction(questions)

@@ -83,6 +83,8 @@ class BrokerFault:
             if settled_percent < KILL_AT_PERCENT:
                 return ""
             self.takeover = self._kill_busiest(cluster)
+            if self.takeover is None:
+                return ""  # the next call tries again
             self._start_at_s = time.monotonic() + DOWN_S
             return str(self.takeover)
         if time.monotonic() < self._start_at_s:
@@ -90,9 +92,13 @@ class BrokerFault:
         cluster.start(self.takeover.killed)
         return f"broker {self.takeover.killed} started again"
 
-    def _kill_busiest(self, cluster: Cluster) -> Takeover:
-        """Kill the broker that leads the most partitions of the sale, and wait until these have other leaders."""
+    def _kill_busiest(self, cluster: Cluster) -> Takeover | None:
+        """Kill the broker that leads the most partitions of the sale, and wait until these have other leaders. If the
+        leaders of a topic are not known, kill no broker and return None.
+        """
         leaders = self._leaders()
+        if {topic for topic, _ in leaders} != {ORDERS, EVENTS}:
+            return None
         victim = max(cluster.numbers, key=list(leaders.values()).count)
         led_partitions = [partition for partition, leader in leaders.items() if leader == victim]
         began = time.monotonic()

@@ -1,6 +1,7 @@
 """The settings that a log uses, as plain attributes."""
 
 from collections.abc import Mapping
+from copy import copy
 from typing import Any
 
 INT64_MAX = (1 << 63) - 1
@@ -118,6 +119,14 @@ class LogConfig:
         """
         names = {name.replace("_", "."): name for name in cls.__slots__}
         return cls(**{names[key]: value for key, value in settings.items() if key in names})
+
+    def with_min_insync_replicas(self, min_insync_replicas: int) -> "LogConfig":
+        """Return the same settings with this `min.insync.replicas`."""
+        if min_insync_replicas == self.min_insync_replicas:
+            return self
+        changed = copy(self)
+        changed.min_insync_replicas = min_insync_replicas
+        return changed
 
     @property
     def compacts(self) -> bool:

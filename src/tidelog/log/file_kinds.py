@@ -24,7 +24,8 @@ METADATA_STORE_MARK = "metadata.store"
 METADATA_STORE."""
 
 DELETE_SUFFIX = "-delete"
-"""Suffix of the name of a partition's directory that will be removed: TOPIC-INDEX.ANYTHING-delete."""
+"""If the name of a partition's directory ends with this suffix (TOPIC-INDEX.ANYTHING-delete), the directory will be
+removed."""
 STEM_MAX = 209
 """Maximum length, in bytes, of TOPIC-INDEX in TOPIC-INDEX.ANYTHING-delete. If an id of 32 digits and a suffix follow
 TOPIC-INDEX, the name is still a legal file name."""
@@ -111,8 +112,8 @@ def aside_stem(partition: TopicPartition) -> str:
 
 
 def retired_stem(name: str) -> str | None:
-    """Return the `aside_stem` in `name` if `name` ends with DELETE_SUFFIX, as the name of a directory that will be
-    removed does. Otherwise return None.
+    """Return the `aside_stem` in the name of a directory that will be removed; None if `name` does not end with
+    DELETE_SUFFIX.
     """
     return name.rpartition(".")[0] if name.endswith(DELETE_SUFFIX) else None
 

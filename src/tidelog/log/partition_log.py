@@ -130,8 +130,7 @@ class PartitionLog:
         self.config = config
         self._size_max = min(config.max_message_bytes, config.segment_bytes)
         # `append` checks a client's batch in detail if the batch is more than `_ahead_max_ms` in the future, or if it
-        # is older than `_age_max_ms` and its header may state wrong times. If `_ahead_max_ms` is -UNLIMITED, `append`
-        # checks every batch of a client in detail.
+        # is older than `_age_max_ms` and its header may state wrong times. With -UNLIMITED, it checks every such batch.
         self._ahead_max_ms = min(AHEAD_MS, config.message_timestamp_after_max_ms)
         self._age_max_ms = retention_time_ms(config)
         if (
@@ -406,9 +405,7 @@ class PartitionLog:
             raise self._io_failed("read", error) from error
 
     def cold_read(self, start: int, bytes_max: int) -> ColdRead | None:
-        """Return a ColdRead if `read` would wait for the disk; otherwise None. The caller runs the ColdRead on a
-        thread, and then calls `read`.
-        """
+        """Return a ColdRead if `read` would wait for the disk, else None. A thread must run it before `read`."""
         if self.failure is not None or not self.log_start_offset <= start < self.log_end_offset:
             return None
         return self.look_up(lambda: self.reader.cold_read(start, bytes_max))
@@ -431,9 +428,8 @@ class PartitionLog:
     # Truncation
 
     def recovery_point_for_cut(self, offset: int) -> int:
-        """Return the recovery point to persist before a cut at `offset`. The cut shortens the segment that contains
-        `offset`, and the new end of this segment is not known yet. So the result is not above the base offset of this
-        segment.
+        """Return the recovery point to persist before a cut at `offset`. The new end of the segment that contains
+        `offset` is not known yet. So the result is not above the base offset of this segment.
         """
         return min(self.recovery_point, self._segments.items[self._segments.floor(offset)].base_offset, offset)
 
@@ -557,9 +553,8 @@ class PartitionLog:
         self._retention.retire_replaced(old, now_ms + self.config.file_delete_delay_ms)
 
     def removal(self, now_ms: int) -> Removal | None:
-        """Return the work on the files of removed segments (renames and removals) that is due now; None if no work is
-        due. When the log start offset is durable, the caller runs the result on a thread. Only one result may run at a
-        time.
+        """Return the work on the files of removed segments that is due now, or None. When the log start offset is
+        durable, the caller runs the result on a thread. Only one result may run at a time.
         """
         return self._retention.removal(now_ms)
 

@@ -201,9 +201,7 @@ class Segment:
         self._interval = config.index_interval_bytes
 
     def configure(self, config: "LogConfig") -> None:
-        """Apply the settings that decide when to roll and where to add index entries. The next append then computes
-        again the time at which the segment must be rolled.
-        """
+        """Apply the settings that decide when to roll and where to add index entries. The next append uses them."""
         self._interval = config.index_interval_bytes
         self._entries_max = config.segment_index_bytes // OffsetIndex.entry_bytes
         # The space of one entry is reserved, because `finish` adds an entry at the roll.

@@ -160,7 +160,7 @@ def may_hide_times(batch: memoryview, header: "BatchHeader") -> bool:
 
     A client that does not fill in the timestamps of its headers states 0. But old records with a correct header are
     common, too, and a full examination of a bulk load would be slow. So the timestamps of uncompressed records are
-    compared here, unless there are too many of them. For a compressed batch, the result is always True.
+    compared with the header here, unless there are too many of them. For a compressed batch, the result is always True.
     """
     if header.attributes & CODEC_MASK:
         return True
@@ -220,10 +220,10 @@ def undecodable(error: MalformedMessage, header: "BatchHeader", *, reads_whole_r
     """Return the error, with Kafka's code, for a batch that has a valid checksum, but records that cannot be
     decompressed or decoded.
 
-    Kafka reads the records while it decompresses them. The stream may be broken after a damaged record, or after
-    bytes that follow the last record. Then Kafka reports the damaged record or the bytes, because it reads them
-    first. `reads_whole_records`: Kafka reads whole records if it stores them in another codec. Otherwise it skips
-    keys and values, even those that extend beyond the end of their record.
+    Kafka reads the records while it decompresses them. If the broken part of the compressed stream comes after a
+    damaged record, or after bytes that follow the last record, Kafka does not reach the broken part: it reports the
+    damaged record or the bytes. `reads_whole_records`: whether Kafka reads whole records. It does so if it stores them
+    in another codec. Otherwise it skips keys and values, even those that extend beyond the end of their record.
     """
     if isinstance(error, BrokenStream):
         try:
@@ -264,7 +264,7 @@ class _Findings:
         self.keyless_count = self.timestamp_error_count = 0
         self.keyless_indexes: list[int] = []
         self.timestamp_errors: list[tuple[int, str]] = []
-        self.max_timestamp = NO_TIMESTAMP  # also if all timestamps are before 1970, as in Kafka
+        self.max_timestamp = NO_TIMESTAMP  # stays NO_TIMESTAMP if all timestamps are before 1970, as in Kafka
         for index, (offset_delta, timestamp, has_key) in enumerate(record_facts(data, header)):
             if offset_delta != index and self.first_disorder is None:
                 self.first_disorder = index, offset_delta
@@ -328,8 +328,8 @@ def too_many_records(header: "BatchHeader", reason: str) -> RecordListTooLarge:
 
 
 def _in_range(header: "BatchHeader", earliest: int, latest: int) -> bool:
-    """Return whether the timestamps in the header are in range. With LogAppendTime, every record has the largest
-    timestamp.
+    """Return whether the timestamps in the header are in range. If the header states an append time, its largest
+    timestamp applies to every record.
     """
     if header.attributes & TIMESTAMP_TYPE_BIT or header.base_timestamp == NO_TIMESTAMP:
         smallest = header.max_timestamp

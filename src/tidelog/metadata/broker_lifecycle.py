@@ -57,8 +57,8 @@ class BrokerLifecycle:
         self.on_lease_over: Callable[[], None] | None = None
         """Called when the lease has ended, and again at intervals while this broker has no lease."""
         self.on_lease_regained: Callable[[], None] | None = None
-        """Called when this broker has a lease again, and has processed all metadata that the controller had written up
-        to that time."""
+        """Called when this broker has a lease again, and its roles correspond to all metadata that the controller had
+        written up to that time."""
         self.on_failed: Callable[[str], None] | None = None
         """Called when another process runs as this broker. The argument is the error message."""
         self.session_ms = config.lease_ms
@@ -80,6 +80,8 @@ class BrokerLifecycle:
         self._lease_renewal: asyncio.Task[None] | None = None
         self._heartbeat_task: asyncio.Task[None] | None = None
         self._is_fenced = True
+        self._answered_position = 0
+        """The position of the metadata on which the controller's last answer to a heartbeat was based."""
         self._wants_shutdown = False
         self._may_stop = False
         self._heartbeat_is_due: asyncio.Future[None] = runtime.tasks.future()
@@ -156,13 +158,13 @@ class BrokerLifecycle:
                 await self._tasks.sleep(RETRY_S)
 
     async def _return_to_work(self, lease: HeldLease) -> None:
-        """Lead partitions again, as soon as this broker has processed the decisions that the controller made while the
-        broker had no lease.
+        """Lead partitions again, as soon as the roles of this broker correspond to the decisions that the controller
+        made while the broker had no lease.
         """
         while lease.is_valid:
-            # `_send_heartbeat` returns True only after this broker has processed the metadata on which the controller's
-            # answer is based. Before the broker is registered, it leads no partition, and the controller has made no
-            # decision about it.
+            # `_send_heartbeat` returns True only after the roles of this broker correspond to the metadata on which the
+            # controller's answer is based. Before the broker is registered, it leads no partition, and the controller
+            # has made no decision about it.
             if self.broker_epoch < 0 or await self._send_heartbeat():
                 logger.warning("broker lease acquired again node=%d", self._node_id)
                 self._notify(self.on_lease_regained)
@@ -205,8 +207,8 @@ class BrokerLifecycle:
         """Send heartbeats from now on, and wait until this broker may lead partitions.
 
         All parts of the broker that listen for images must have processed the current image before this call, so that
-        the broker can serve its partitions. Raises ApiError if the controller has not unfenced this broker within
-        `initial.broker.registration.timeout.ms`.
+        the broker can serve its partitions. Returns when they have also processed the image in which this broker is
+        unfenced. Raises ApiError if this does not happen within `initial.broker.registration.timeout.ms`.
         """
         self._heartbeat_task = self._tasks.spawn(self._run_heartbeats(), name="broker-heartbeats")
         deadline_s = self._clock.monotonic() + self._config.initial_broker_registration_timeout_ms / 1000
@@ -215,10 +217,17 @@ class BrokerLifecycle:
             if remaining_s <= 0:
                 raise ApiError(f"broker {self._node_id} is still fenced", ErrorCode.REQUEST_TIMED_OUT)
             await asyncio.wait((self._next_answer,), timeout=remaining_s)
+        following = self._tasks.spawn(self._publisher.wait_for(self._answered_position), name="follow-unfencing")
+        done, _ = await asyncio.wait((following,), timeout=max(deadline_s - self._clock.monotonic(), 0))
+        if not done:
+            following.cancel()
+            raise ApiError(f"broker {self._node_id} has not processed the metadata", ErrorCode.REQUEST_TIMED_OUT)
 
     def on_image(self, old: MetadataImage, new: MetadataImage) -> None:
         """Send a heartbeat at once if the controller may be waiting for one. It may be waiting if another broker wants
         to shut down, or if this broker's registration has changed (the broker was fenced) or was removed.
+
+        This is a role listener (`publisher.RoleListener`), so that a broker with a slow disk is unfenced without delay.
         """
         if old.brokers is new.brokers:
             return
@@ -256,7 +265,7 @@ class BrokerLifecycle:
         request = Heartbeat(
             self._node_id,
             self.broker_epoch,
-            self._cache.image.position,
+            self._cache.newest.position,
             # If the lease is lost and regained during the start, a heartbeat is sent before `begin_to_serve`. This
             # heartbeat must not unfence the broker: perhaps the broker has not opened its logs yet, or has not written
             # its epoch to its directories yet.
@@ -265,7 +274,8 @@ class BrokerLifecycle:
         )
         answer = await self._link.heartbeat(BrokerHeartbeat(request, HEARTBEAT_TIMEOUT_MS))
         if answer.error is ErrorCode.NONE:
-            await self._publisher.wait_for(answer.position)
+            await self._publisher.wait_for_roles(answer.position)
+            self._answered_position = answer.position
             self._accept(answer.result())
             return True
         if not self._failure_is_logged:
@@ -290,7 +300,7 @@ class BrokerLifecycle:
 
         If another run is registered with this node id, this broker stops.
         """
-        image = self._cache.image
+        image = self._cache.newest
         current = image.brokers.get(self._node_id)
         # The broker epoch is the position of the journal entry with the registration. Until the image contains this
         # entry, the image cannot show that the registration was removed.
@@ -323,7 +333,7 @@ class BrokerLifecycle:
         """
         if self._heartbeat_task is None or self._heartbeat_task.done() or not self._config.controlled_shutdown_enable:
             return
-        brokers = self._cache.image.brokers.values()
+        brokers = self._cache.newest.brokers.values()
         if not any(broker.active for broker in brokers if broker.broker_id != self._node_id):
             return  # no other broker can lead the partitions
         self._wants_shutdown = True

@@ -18,7 +18,7 @@ class Heartbeats:
     def __init__(self, config: BrokerConfig) -> None:
         self._config = config
         self._followed_positions: dict[int, int] = {}
-        """The position up to which each broker has applied the journal."""
+        """The position up to which each broker has applied the journal; see `Heartbeat.followed`."""
         self._shutdown_positions: dict[tuple[int, int], int] = {}
         """For each broker in controlled shutdown (broker id and broker epoch): a journal position after the entry with
         which other brokers became the leaders of this broker's partitions."""

@@ -185,7 +185,7 @@ class CatchUp(NamedTuple):
 
 class ReplicasOffline(NamedTuple):
     """Report that the logs of these replicas of the broker cannot be used. The controller removes the broker from the
-    ISRs of these partitions, and elects other leaders.
+    ISRs of these partitions, and elects other leaders. It refuses ISR proposals that were made before this report.
     """
 
     broker_id: int
@@ -214,6 +214,10 @@ ControllerRequest: TypeAlias = (
     | DescribeQuorum
     | CatchUp
 )
+
+BROKER_REQUESTS: Final = (AllocateProducerIds, RegisterBroker, BrokerHeartbeat, AlterPartition, ReplicasOffline)
+"""Requests that a broker makes on its own, not for a client. Their answers do not wait until the brokers have finished
+the file work of the metadata: otherwise a broker with a slow disk could not change an ISR."""
 
 REPEATABLE: Final = (EnsureTopics, AllocateProducerIds, RegisterBroker, BrokerHeartbeat, DescribeQuorum, CatchUp)
 """Requests that are sent again when their answer was lost. Executing such a request twice does no harm."""
@@ -313,7 +317,8 @@ class ControllerRouter:
     """The `ControllerLink` of one broker.
 
     The answer of a remote controller is returned when this broker has processed the metadata on which the answer is
-    based. So if a client has created a topic, its next request to the same broker can use the topic.
+    based. So if a client has created a topic, its next request to the same broker can use the topic. The answers to the
+    requests of brokers (BROKER_REQUESTS) are returned when the roles of this broker's partitions have changed.
     """
 
     def __init__(
@@ -428,7 +433,7 @@ class ControllerRouter:
         """
         if self._local.is_active:
             return await self._local.execute(request)
-        image = self._cache.image
+        image = self._cache.newest
         controller = image.brokers.get(image.controller_id)
         if controller is None or controller.broker_id == self._node_id:
             return Answer(None, ErrorCode.NOT_CONTROLLER, NO_CONTROLLER)
@@ -439,13 +444,14 @@ class ControllerRouter:
                 f"metadata cannot be changed: the controller, broker {controller.broker_id}, cannot be reached: {error}"
             )
             return Answer(None, ErrorCode.NOT_CONTROLLER, message)
-        return await self._when_followed(answer, deadline_s)
+        return await self._when_followed(request, answer, deadline_s)
 
-    async def _when_followed(self, answer: Answer[Any], deadline_s: float) -> Answer[Any]:
+    async def _when_followed(self, request: ControllerRequest, answer: Answer[Any], deadline_s: float) -> Answer[Any]:
         """Return the answer when this broker has processed the metadata on which the answer is based."""
-        if answer.position <= self._cache.image.position:
+        if answer.position <= self._cache.processed.position:
             return answer
-        following = self._tasks.spawn(self._publisher.wait_for(answer.position), name="follow-controller")
+        wait_for = self._publisher.wait_for_roles if isinstance(request, BROKER_REQUESTS) else self._publisher.wait_for
+        following = self._tasks.spawn(wait_for(answer.position), name="follow-controller")
         done, _ = await asyncio.wait((following,), timeout=max(deadline_s - self._clock.monotonic(), 0))
         if done:
             return answer

@@ -60,8 +60,10 @@ Decide = Callable[[MetadataImage], JournalDecision[R] | Steps[JournalDecision[R]
 class LocalController:
     """The cluster's controller, while this broker has the controller lease.
 
-    A change is answered when its entry is durable in the store and every part of this broker has applied the new
-    image. So the partitions of a new topic have a leader when CreateTopics is answered. Changes are decided one at a
+    A client's change is answered when its entry is durable in the store and every part of this broker has applied the
+    new image. So the partitions of a new topic have a leader when CreateTopics is answered. Changes that this
+    controller or a broker has initiated (`link.BROKER_REQUESTS`) do not wait for the file work of this broker: if its
+    disk hangs, brokers must still be fenced, and leaders must still change their ISRs. Changes are decided one at a
     time, each from the image that contains all earlier changes.
     """
 
@@ -134,10 +136,12 @@ class LocalController:
                 return Answer(None, ErrorCode.NOT_CONTROLLER, f"the leases of the brokers cannot be read: {error}")
         budget = _PartitionBudget(getattr(request, "requester", None), self.mutation_quota, self._now_ms)
         answer = await self._commit(
-            self._decision(request, budget.reserve, other_run_has_lease), getattr(request, "timeout_ms", None)
+            self._decision(request, budget.reserve, other_run_has_lease),
+            getattr(request, "timeout_ms", None),
+            waits_for_files=self._shared_store is None or not isinstance(request, link.BROKER_REQUESTS),
         )
         if self._shared_store is not None and _may_allow_elections(request) and not answer.error:
-            await self.decide(lambda image: elect_leaderless(image, self._config))
+            await self._commit(lambda image: elect_leaderless(image, self._config), None)
         return answer._replace(throttle_ms=budget.throttle_ms)
 
     @property
@@ -203,10 +207,10 @@ class LocalController:
                 return lambda image: JournalDecision([], None)
 
     async def decide(self, decide: Decide[R]) -> Answer[R]:
-        """Make a change that the controller itself has initiated. Changes are made one after another, and `decide` gets
-        the image after all earlier changes.
+        """Make a change that the controller itself has initiated. Return when the store has its entry. Changes are made
+        one after another, and `decide` gets the image after all earlier changes.
         """
-        return await self._commit(decide, None)
+        return await self._commit(decide, None, waits_for_files=False)
 
     def _ensure_topics(
         self, image: MetadataImage, request: link.EnsureTopics, reserve: controller.ReservePartitions
@@ -225,25 +229,28 @@ class LocalController:
 
     # Deciding and appending
 
-    async def _commit(self, decide: Decide[R], timeout_ms: int | None) -> Answer[R]:
-        """Run one change, and wait for its end for at most `timeout_ms`."""
+    async def _commit(self, decide: Decide[R], timeout_ms: int | None, *, waits_for_files: bool = True) -> Answer[R]:
+        """Run one change, and wait for its end for at most `timeout_ms`. With `waits_for_files`, the change ends when
+        its image is published, otherwise when its entry is stored and the roles of this broker's partitions have
+        changed.
+        """
         if timeout_ms is not None and timeout_ms <= 0:
             return Answer(None, ErrorCode.REQUEST_TIMED_OUT)
-        change = self._runtime.tasks.spawn(self._change(decide), name="metadata-change")
+        change = self._runtime.tasks.spawn(self._change(decide, waits_for_files), name="metadata-change")
         try:
             return await asyncio.wait_for(asyncio.shield(change), None if timeout_ms is None else timeout_ms / 1000)
         except TimeoutError:
             return Answer(None, ErrorCode.REQUEST_TIMED_OUT)
 
-    async def _change(self, decide: Decide[R]) -> Answer[R]:
+    async def _change(self, decide: Decide[R], waits_for_files: bool) -> Answer[R]:
         """Run one change. Errors are returned as answers and not raised, since the caller may have stopped waiting."""
         try:
-            return await self._try_change(decide)
+            return await self._try_change(decide, waits_for_files)
         except ApiError as error:
             return Answer(None, error.code, error.message)
 
-    async def _try_change(self, decide: Decide[R]) -> Answer[R]:
-        """Run one change, and wait until its image is published. Raises ApiError."""
+    async def _try_change(self, decide: Decide[R], waits_for_files: bool) -> Answer[R]:
+        """Run one change, and wait for its end as `_commit` does. Raises ApiError."""
         try:
             async with self.decision_lock:
                 lease = self._valid_lease()
@@ -258,9 +265,12 @@ class LocalController:
                 position = self._journal.image.position
         except EntryPending as pending:
             position = await self._wait_for_outcome(pending)
-            await self._publisher.wait_for(position)
+            if waits_for_files:
+                await self._publisher.wait_for(position)
+            else:
+                await self._publisher.wait_for_roles(position)
             return Answer(decision.reply, position=position)
-        if published is not None:
+        if published is not None and waits_for_files:
             await published
         # The store has confirmed the entry, so the answer is correct even if the lease has ended in the meantime.
         return Answer(decision.reply, position=position)

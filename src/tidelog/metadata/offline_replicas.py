@@ -23,9 +23,13 @@ def end_replicas(
     """Remove the broker from the ISR and the ELR of the partitions in `replicas` (topic id and index of each), and
     elect other leaders.
 
-    A partition changes only if another broker can lead it now, or could lead it after that other broker has returned.
-    Otherwise the partition keeps its state: if the broker `broker_id` is the leader, it remains the leader and answers
-    requests with a storage error. Raises ApiError (STALE_BROKER_EPOCH).
+    The broker is removed only if another broker can lead the partition now, or could lead it after that other broker
+    has returned. Otherwise the partition keeps its state: if the broker `broker_id` is the leader, it remains the
+    leader and answers requests with a storage error.
+
+    If the broker is in neither set, only the partition epoch is incremented. The leader may have a proposal that adds
+    the broker to the ISR, because of records that its log had before. The controller then refuses this proposal, since
+    it names the earlier partition epoch. Clients do not see partition epochs. Raises ApiError (STALE_BROKER_EPOCH).
     """
     registered_broker(image, broker_id, broker_epoch)
     changes = StateChanges(image)
@@ -46,6 +50,8 @@ def end_replicas(
             new_state = next_state(state, target, rules.of(topic.config), is_active)
             if new_state.leader != NO_LEADER or new_state.elr or isr:
                 changes.put(topic, index, new_state)
+        elif broker_id in state.replicas and image.metadata_level > 0:  # with level 0, no proposal is accepted
+            changes.put(topic, index, state._replace(partition_epoch=state.partition_epoch + 1))
     return JournalDecision(changes.records(), None)
 
 

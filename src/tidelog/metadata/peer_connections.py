@@ -34,7 +34,7 @@ class PeerConnections:
     @property
     def is_registered(self) -> bool:
         """Whether the metadata that this broker has processed contains the registration of this run."""
-        registration = self._cache.image.brokers.get(self._node_id)
+        registration = self._cache.newest.brokers.get(self._node_id)
         return registration is not None and registration.incarnation == self._incarnation()
 
     def address(self, broker: "BrokerRegistration") -> Address:
@@ -57,7 +57,7 @@ class PeerConnections:
 
     def _identity(self, receiver_id: int) -> Identity:
         """Return the identity of this broker for a connection that is opened at this moment. Raises BrokenProtocol."""
-        image = self._cache.image
+        image = self._cache.newest
         receiver = image.brokers.get(receiver_id)
         if receiver is None:
             raise BrokenProtocol(f"broker {receiver_id} is not registered")

@@ -62,7 +62,7 @@ def alter_quotas(
             if is_new and len(image.client_quotas) + added_entities >= ENTITIES_MAX:
                 message = (
                     f"there can be at most {ENTITIES_MAX} users, client ids and addresses with quotas: "
-                    "remove all quotas of another one first"
+                    "remove all quotas of another user, client id or address first"
                 )
                 raise ApiError(message, ErrorCode.POLICY_VIOLATION)
             added_entities += is_new

@@ -214,7 +214,8 @@ class Heartbeat(NamedTuple):
     broker_id: int
     broker_epoch: int
     followed: int
-    """The position up to which the broker has applied the journal, exclusive."""
+    """The position up to which the broker has applied the journal, exclusive: the roles of its partitions correspond to
+    these entries."""
     wants_fence: bool = False
     wants_shutdown: bool = False
 

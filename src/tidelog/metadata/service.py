@@ -53,6 +53,12 @@ FINAL_ANSWERS: Final = (
 CANDIDACY_S: Final = 0.5
 """Mean pause, in seconds, before a broker of a cluster checks again whether the controller lease has ended. A write to
 the store may end the pause earlier."""
+STALLED_CANDIDACY_S: Final = 2.0
+"""A broker whose own file work is stalled (`MetadataService._stall`) acquires the controller lease only after the lease
+has been free for this time, in seconds, so that another broker can become the controller first."""
+
+STALL_CHECK_S: Final = 0.5
+"""Interval at which the controller checks whether the file work of its own broker is stalled, in seconds."""
 
 FirstRecords = Callable[[], Awaitable[Sequence[JournalRecord]]]
 """A function that returns the records that follow the record with the cluster's id in a new journal."""
@@ -85,7 +91,7 @@ class MetadataService:
         this broker has to be the controller.
         """
         self.journal = Journal(store, runtime)
-        self.publisher = Publisher(runtime.tasks, config, cache)
+        self.publisher = Publisher(runtime, config, cache)
         self.controller = LocalController(
             self.journal, self.publisher, config, runtime, None if channel is None else store
         )
@@ -247,7 +253,7 @@ class MetadataService:
         epoch = answer.result()
         if self.lifecycle is not None:
             await self.publisher.wait_for(answer.position)
-            await self.publisher.subscribe(self.lifecycle.on_image)
+            self.publisher.subscribe_roles(self.lifecycle.on_image)
             self.lifecycle.note_registration(registration, epoch)
 
     async def begin_to_serve(self) -> None:
@@ -412,17 +418,58 @@ class MetadataService:
             self._publish_since(old)
             if not is_claimed:
                 lease.lose("the controller lease ended before the claim was stored")
-        upkeep = None if self._upkeep is None else self._tasks.spawn(self._upkeep.run(), name="cluster-upkeep")
+        upkeep = stall_check = None
+        if self._upkeep is not None:
+            upkeep = self._tasks.spawn(self._upkeep.run(), name="cluster-upkeep")
+            stall_check = self._tasks.spawn(self._give_up_if_stalled(lease), name="controller-stall")
+        is_given_up = False
         try:
             reason = await lease.lost
         finally:
-            if upkeep is not None:
+            if upkeep is not None and stall_check is not None:
                 upkeep.cancel()
+                is_given_up = not stall_check.cancel()
         await self.controller.deactivate(reason if self.controller.has_to_be_active else NOT_THE_CONTROLLER)
         logger.warning("controller lease lost node=%d reason=%s", self._config.node_id, reason)
         assert self._renewal is not None
         self._renewal.cancel()
+        if is_given_up:
+            await lease.release()  # another broker becomes the controller at once
         self._lease = None
+
+    async def _give_up_if_stalled(self, lease: HeldLease) -> None:
+        """Give up the controller lease when the file work of this broker is stalled, if another broker can become the
+        controller.
+
+        If the disk of this broker hangs, this broker still fences brokers and elects leaders, but no client gets an
+        answer to a change of topics from it.
+        """
+        began_s = self._runtime.clock.monotonic()
+        while True:
+            await self._tasks.sleep(STALL_CHECK_S)
+            reason = self._stall(began_s)
+            if reason is not None and self._other_broker_is_active:
+                lease.lose(reason)
+                return
+
+    def _stall(self, since_s: float = float("-inf")) -> str | None:
+        """If this broker has not processed a change of the metadata for a term of the leases, and for such a term after
+        `since_s`, return a description of this.
+        """
+        change = self.publisher.oldest_unprocessed
+        if change is None or self._lease_ms is None:
+            return None
+        now_s = self._runtime.clock.monotonic()
+        if now_s - max(change.since_s, since_s) < self._lease_ms / 1000:
+            return None
+        waited_s = now_s - change.since_s
+        entry = change.position - 1
+        return f"this broker has not processed metadata entry {entry} for {waited_s:.1f} s, its disk may hang"
+
+    @property
+    def _other_broker_is_active(self) -> bool:
+        brokers = self.journal.image.brokers.values()
+        return any(broker.active for broker in brokers if broker.broker_id != self._config.node_id)
 
     async def _follow_until_elected(self, lease_ms: int) -> HeldLease:
         """Follow the journal until this broker acquires the lease. Raises JournalError."""
@@ -461,12 +508,18 @@ class MetadataService:
 
     async def _acquire_when_free(self, lease_ms: int) -> HeldLease:
         """Try to acquire the controller lease, at random intervals so that brokers do not try at the same moment."""
+        free_since_s: float | None = None
         while True:
             await self._store.wait_for_write(CANDIDACY_S * self._runtime.random.uniform(0.5, 1.5))
             try:
                 current_lease = await find_lease(self._store, CONTROLLER_LEASE)
                 if current_lease is not None and current_lease.holder != self._holder:
+                    free_since_s = None
                     continue  # an attempt to acquire the lease would be a useless write
+                now_s = self._runtime.clock.monotonic()
+                free_since_s = now_s if free_since_s is None else free_since_s
+                if self._stall() is not None and now_s - free_since_s < STALLED_CANDIDACY_S:
+                    continue
                 lease = await self._acquire()
             except (StoreUnavailable, StoreFailed) as error:
                 logger.warning("controller lease not acquired reason=%s", error)

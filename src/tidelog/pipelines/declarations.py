@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from pyspark_tidelog.errors import counted
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -248,8 +250,8 @@ def _sources_by_parameter(
         sources = list(source) if isinstance(source, Sequence) else [source]
         if len(sources) != len(names):
             raise PipelineError(
-                f"{place}: there are {len(sources)} sources, but {len(names)} parameters ({_listed(names)}):"
-                " the function needs one parameter for each source"
+                f"{place}: the declaration has {counted(len(sources), 'source')}, but the function has"
+                f" {counted(len(names), 'parameter')} ({_listed(names)}): it needs one parameter for each source"
             )
         by_name = dict(zip(names, sources, strict=True))
     if not by_name:

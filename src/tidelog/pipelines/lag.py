@@ -26,6 +26,8 @@ class LagMonitor:
         self._statuses = statuses
         self._clients: dict[str, Client] = {}
         self._stop = threading.Event()
+        self._lock = threading.Lock()
+        """Held while the thread stores a result, and while `finish` ends this."""
         self._thread = threading.Thread(target=self._run, name="lag", daemon=True)
         self._thread.start()
 
@@ -34,13 +36,18 @@ class LagMonitor:
             for status in self._statuses():
                 for query in status.queries:
                     if query.offsets:
-                        query.lag_records, query.lag_ms = self.measure(query.offsets)
+                        measured = self.measure(query.offsets)
+                        with self._lock:
+                            if self._stop.is_set():
+                                return  # `finish` may have given up this measurement, and stored newer values
+                            query.lag_records, query.lag_ms = measured
 
     def finish(self) -> None:
         """Measure once more after the queries have ended, because the previous measurement may be older than their
         last micro-batches. If the brokers do not answer, the lag is unknown.
         """
-        self._stop.set()
+        with self._lock:
+            self._stop.set()
         self._thread.join(CONFIG.default_api_timeout_ms / 1000)
         has_answer = not self._thread.is_alive()
         for status in self._statuses():
@@ -55,8 +62,8 @@ class LagMonitor:
         """Return the number of records from these offsets to the ends of the partitions, and the age of the oldest of
         these records in milliseconds. `offsets` is indexed by brokers, topic and partition, in this order.
 
-        Both are None if the brokers do not answer. The number is a difference of offsets: after compaction and
-        transactions, it is higher than the real number of records.
+        Both are None after any error, for example if the brokers do not answer. The number is a difference of offsets:
+        after compaction and transactions, it is higher than the real number of records.
         """
         records, oldest_ms = 0, None
         try:

@@ -96,10 +96,11 @@ def send_functions_by_value(pipeline: Pipeline) -> None:
 
 def _line_in(error: BaseException, path: Path) -> str:
     """Return `:LINE` for the deepest frame of the traceback that runs this file, or an empty text if there is no such
-    frame. For a SyntaxError, LINE is the line that the error itself names.
+    frame. For a SyntaxError in this file, LINE is the line that the error itself names. For one in another file, whose
+    name and line are in the text of the error, it is the line that imports that file.
     """
-    if isinstance(error, SyntaxError):
-        return f":{error.lineno}"
+    if isinstance(error, SyntaxError) and error.filename is not None and Path(error.filename) == path:
+        return "" if error.lineno is None else f":{error.lineno}"
     line, trace = "", error.__traceback__
     while trace is not None:
         if Path(trace.tb_frame.f_code.co_filename) == path:

@@ -61,7 +61,7 @@ def _number_text(number: float) -> str:
 
 
 class MetricsServer:
-    """Answers GET /metrics until `close`."""
+    """Answers GET /metrics, and GET / in the same way, until `close`."""
 
     def __init__(self, port: int, statuses: Callable[[], Sequence[PipelineStatus]], host: str = "127.0.0.1") -> None:
         """Raises PipelineError if the port cannot be opened. Port 0 selects a free port."""
@@ -69,7 +69,7 @@ class MetricsServer:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 if self.path.partition("?")[0] not in ("/metrics", "/"):
-                    self.send_error(404, "only /metrics exists")
+                    self.send_error(404, "only / and /metrics exist")
                     return
                 body = exposition(statuses()).encode()
                 self.send_response(200)

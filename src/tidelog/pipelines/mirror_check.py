@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from typing import NamedTuple
 
+from pyspark_tidelog.errors import counted
 from tidelog.client.errors import ClientError
 from tidelog.model.ids import TopicPartition
 from tidelog.pipelines.declarations import PipelineError
@@ -47,7 +48,8 @@ class GroupCheck(NamedTuple):
         if self.target_offset is None:
             return "the group has no offset in the target"
         if self.unread_in_source != self.unread_in_target:
-            return f"{self.unread_in_source} unread records in the source, {self.unread_in_target} in the target"
+            unread = counted(self.unread_in_source, "unread record")
+            return f"{unread} in the source, {self.unread_in_target} in the target"
         return ""
 
 
@@ -135,9 +137,11 @@ def _count(cluster: MirrorCluster, tp: TopicPartition, offset: int) -> int:
 def report(partitions: Iterable[PartitionCheck], groups: Iterable[GroupCheck]) -> Iterator[tuple[str, bool]]:
     """For each partition and each committed offset of a group, yield a line, and whether both clusters agree."""
     for each in partitions:
-        yield f"{each.partition}: {each.difference or f'{each.records} records, the same'}", not each.difference
+        same = f"{counted(each.records, 'record')}, the same"
+        yield f"{each.partition}: {each.difference or same}", not each.difference
     for group in groups:
-        agreed = f"offset {group.source_offset} became {group.target_offset}, {group.unread_in_source} unread records"
+        unread = counted(group.unread_in_source, "unread record")
+        agreed = f"offset {group.source_offset} became {group.target_offset}, {unread}"
         yield f"group {group.group}, {group.partition}: {group.difference or agreed}", not group.difference
 
 
@@ -165,7 +169,7 @@ def main() -> int:
     except (PipelineError, ApiError, ClientError) as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2
-    print(f"{differences} differences" if differences else "source and target are the same")
+    print(counted(differences, "difference") if differences else "source and target are the same")
     return 1 if differences else 0
 
 

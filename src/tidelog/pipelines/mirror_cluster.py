@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from tidelog.client.blocking import Client
 from tidelog.client.error_codes import error_name
-from tidelog.client.operations import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED, FetchLimits
+from tidelog.client.operations import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED, THROTTLED, FetchLimits
 from tidelog.client.reader import whole_batches
 from tidelog.client.visible import visible_batches
 from tidelog.model.ids import TopicPartition
@@ -169,11 +169,13 @@ class MirrorCluster:
             if damage is not None:
                 raise PipelineError(f"{partition} cannot be read from offset {position} on: {damage}")
             if not headers:
-                _wait(
-                    deadline,
-                    f"{partition} has no committed records from offset {position} on,"
-                    f" but they are expected up to offset {end}",
+                problem = (
+                    f"{partition} cannot be read from offset {position} on, because the client is over its fetch quota"
+                    if fetched is THROTTLED
+                    else f"{partition} has no committed records from offset {position} on, but they are expected up to"
+                    f" offset {end}"
                 )
+                _wait(deadline, problem)
                 continue
             for header in visible_batches(headers, fetched, READ_COMMITTED):
                 if header.base_offset < end and header.next_offset > begin:

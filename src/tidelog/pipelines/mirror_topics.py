@@ -23,8 +23,8 @@ SETTINGS_NOT_COPIED = frozenset(
 `message.timestamp.before.max.ms`, MirrorMaker leaves out the same settings."""
 TIMESTAMP_TYPE = "message.timestamp.type"
 CREATE_TIME = "CreateTime"
-SETTINGS_EVERY_S = 30.0
-"""Seconds between two comparisons of the settings in the source with those in the target."""
+COMPARED_EVERY_S = 30.0
+"""Seconds between two comparisons of the topics and settings in the source with those in the target."""
 
 
 class MirrorTopics:
@@ -46,7 +46,7 @@ class MirrorTopics:
         self._not_copied = SETTINGS_NOT_COPIED | set(settings_not_copied)
         self._partition_counts: dict[str, int] = {}
         """Number of partitions by the topic's name in the source, when the topics were last compared."""
-        self._settings_due_s = float("-inf")
+        self._comparison_due_s = float("-inf")
         self.refused: dict[tuple[str, str, str | None], str] = {}
         """The reason why the target cluster refused a setting, by (topic in the target, name, value)."""
 
@@ -54,24 +54,23 @@ class MirrorTopics:
         """Bring the target's topics up to date. `partition_counts` has the number of partitions of each topic to
         mirror, by its name in the source.
 
-        Missing topics and partitions are created. Settings are compared if `partition_counts` has changed, or if
-        SETTINGS_EVERY_S have passed since the last comparison. A topic of the target never loses partitions, and is
-        never deleted.
+        Missing topics and partitions are created, and settings are copied. This is done if `partition_counts` has
+        changed, or if COMPARED_EVERY_S have passed since the last time. So a topic that somebody deletes in the target
+        is created again. The mirror itself never deletes a topic of the target, and a topic never loses partitions.
         """
-        is_changed = self._partition_counts != dict(partition_counts)
-        if is_changed:
-            target_counts = self._target.partition_counts()
-            for topic, count in sorted(partition_counts.items()):
-                target_count = target_counts.get(self._prefix + topic)
-                if target_count is None:
-                    self._target.create_topic(self._prefix + topic, count, self._replicas, {})
-                    logger.info("mirror_topic_created topic=%s partitions=%d", self._prefix + topic, count)
-                elif target_count < count:
-                    self._target.grow_topic(self._prefix + topic, count)
-                    logger.info("mirror_topic_grew topic=%s partitions=%d", self._prefix + topic, count)
-        if is_changed or time.monotonic() >= self._settings_due_s:
-            self._copy_settings(list(partition_counts))
-            self._settings_due_s = time.monotonic() + SETTINGS_EVERY_S
+        if self._partition_counts == dict(partition_counts) and time.monotonic() < self._comparison_due_s:
+            return
+        target_counts = self._target.partition_counts()
+        for topic, count in sorted(partition_counts.items()):
+            target_count = target_counts.get(self._prefix + topic)
+            if target_count is None:
+                self._target.create_topic(self._prefix + topic, count, self._replicas, {})
+                logger.info("mirror_topic_created topic=%s partitions=%d", self._prefix + topic, count)
+            elif target_count < count:
+                self._target.grow_topic(self._prefix + topic, count)
+                logger.info("mirror_topic_grew topic=%s partitions=%d", self._prefix + topic, count)
+        self._copy_settings(list(partition_counts))
+        self._comparison_due_s = time.monotonic() + COMPARED_EVERY_S
         self._partition_counts = dict(partition_counts)
 
     def _copy_settings(self, topics: list[str]) -> None:

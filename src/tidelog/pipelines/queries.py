@@ -132,10 +132,14 @@ class RunningQuery:
         self._has_query.set()
 
     def _write(self, batch: "DataFrame", batch_id: int) -> None:
-        if self._stopping.is_set():
+        if self._stopping.is_set():  # if `start` has failed, the wait below would not end
             raise StopRequested
         self._has_query.wait()  # the first micro-batch may begin before `start` has stored the query
-        self._is_writing = True
+        with self._lock:
+            # A stop sets `_stopping` before it reads `_is_writing`. So it either sees this write, or prevents it.
+            if self._stopping.is_set():
+                raise StopRequested
+            self._is_writing = True
         try:
             if not self._has_written:
                 self._before_first_write()
@@ -468,8 +472,10 @@ def refuse_shared_pages(pipeline: Pipeline, results: "Mapping[str, DataFrame]") 
     for directory, sinks in readers.items():
         if len(sinks) > 1:
             pages = f"the pages of http() in {directory}"
-            several = len(set(sinks)) > 1
-            reads = f"sinks {' and '.join(sinks)} read {pages}" if several else f"sink {sinks[0]} reads {pages} twice"
+            names = [*dict.fromkeys(sinks)]
+            reads = f"sinks {' and '.join(names)} read {pages}"
+            if len(names) == 1:
+                reads = f"sink {names[0]} reads {pages} {'twice' if len(sinks) == 2 else f'{len(sinks)} times'}"
             raise PipelineError(
                 f"pipeline {pipeline.name}: {reads}, and would remove pages that are still needed: write the records to"
                 " only one sink, for example a topic, and read the topic in another pipeline"

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from tidelog.pipelines.checkpoints import ObsoleteCheckpoints, place_of_checkpoints, remove_local
 from tidelog.pipelines.declarations import PipelineError
-from tidelog.pipelines.sinks.stores import sync_directory
+from tidelog.pipelines.sinks.stores import create_directory, sync_directory
 from tidelog.runtime.clock import SystemClock
 
 logger = logging.getLogger("tidelog.pipelines")
@@ -216,7 +216,7 @@ class PipelineState:
 
     def _write(self, name: str, document: dict[str, Any] | list[Any], *, durable: bool = True) -> None:
         """Replace a file as a whole. A reader sees either the old or the new content."""
-        self.directory.mkdir(parents=True, exist_ok=True)
+        create_directory(self.directory)
         temporary = self.directory / f".{name}.new"
         with open(temporary, "w") as file:
             json.dump(document, file)
@@ -229,7 +229,7 @@ class PipelineState:
 
     def lock(self) -> None:
         """Reserve the pipeline for this process. Raises PipelineError if another process runs it."""
-        self.directory.mkdir(parents=True, exist_ok=True)
+        create_directory(self.directory)
         descriptor = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         # Another process may hold the lock for a moment in `is_running`.
         deadline_s = time.monotonic() + LOCK_PATIENCE_S

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Tombstones = Literal["error", "keep", "skip"]
 
 KAFKA_COLUMNS = ("key", "topic", "partition", "offset", "timestamp", "headers")
-"""The fields of the column `kafka`. A source with a value format has this column beside the fields of the record."""
+"""The fields of the column `kafka`. A source with a value format has this column beside the fields of the value."""
 OFFSETS_PER_TRIGGER = 1_000_000
 """Default of maxOffsetsPerTrigger, the limit of offsets in a micro-batch. The limit also bounds the work that
 is repeated after a failure."""
@@ -32,6 +32,8 @@ TASK_OPTIONS = {"maxpartitions", "minpartitions", "maxrecordsperpartition"}
 """Options of the Spark source that determine the number of tasks, in lower case."""
 STARTING_OPTIONS = {"startingoffsets", "startingoffsetsbytimestamp", "startingtimestamp"}
 """Options of the Spark source that say where a query begins, in lower case."""
+FAIL_ON_DATA_LOSS = "failondataloss"
+"""Option of the Spark source that says what happens if records were removed before they were read, in lower case."""
 DECODED = "decoded"
 """Column with the result of decoding. It exists until records that cannot be parsed are separated from the others."""
 
@@ -101,8 +103,18 @@ class Topic:
             "startingOffsets": json.dumps({t: {p: r[0] for p, r in numbers.items()} for t, numbers in parts.items()}),
             "endingOffsets": json.dumps({t: {p: r[1] for p, r in numbers.items()} for t, numbers in parts.items()}),
         }
-        options |= {k: v for k, v in self.options.items() if k.startswith("kafka.") or k == "failOnDataLoss"}
+        options |= self.options_of_ranges()
         return self.decoded(context.spark.read.format("tidelog").options(**options).load())
+
+    def options_of_ranges(self) -> dict[str, str]:
+        """Return the declared options that also hold for `read_range`: settings of the client, and `failOnDataLoss`.
+        As in Spark, the case of their names does not matter.
+        """
+        return {
+            name: text
+            for name, text in self.options.items()
+            if name.lower().startswith("kafka.") or name.lower() == FAIL_ON_DATA_LOSS
+        }
 
     def decoded(self, frame: "DataFrame") -> "DataFrame":
         """Add the column DECODED, if the topic has a value format."""
@@ -113,7 +125,7 @@ class Topic:
         return frame.withColumn(DECODED, self.value.decode(f.col("value")))
 
     def parsed(self, records: "DataFrame", pipeline: str, metric: str, *, drop_unparsed: bool = False) -> "DataFrame":
-        """Return the fields of the records and the column `kafka`. Without a value format, return `records` itself.
+        """Return the fields of the values and the column `kafka`. Without a value format, return `records` itself.
 
         A record that cannot be parsed makes the query fail; with `drop_unparsed` it is left out. The query has an
         observed metric named `metric` with two numbers: `records`, and how many of them are `unparsed`.
@@ -204,6 +216,22 @@ class Topic:
             self._ensure_exists(context, name)
         return OpenedTopic(self, context)
 
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """The key columns of a sink; empty if the declaration does not name any."""
+        return (self.key,) if isinstance(self.key, str) else self.key or ()
+
+    def columns_apart_from_key(self, columns: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Divide the columns of a result into those that become a part of the record of their own (headers, topic), and
+        those that are encoded as the value. The columns of the key are left out: the declared ones, or the column
+        `key`. If other columns are declared as the key, `key` is a column of the value like any other.
+        """
+        separate = ["headers"] if "headers" in columns else []
+        if not self.names and "topic" in columns:
+            separate.append("topic")
+        key_names = self.key_names or ("key",)
+        return separate, [name for name in columns if name not in (*key_names, *separate)]
+
     def _ensure_exists(self, context: SinkContext, name: str) -> None:
         ensure_topic(
             self.bootstrap or context.bootstrap,
@@ -264,7 +292,7 @@ class OpenedTopic:
         from pyspark.sql import functions as f
 
         topic, subject = self._topic, f"pipeline {self._context.pipeline}: {self._topic.describe()}"
-        key_names = (topic.key,) if isinstance(topic.key, str) else topic.key if isinstance(topic.key, tuple) else ()
+        key_names = topic.key_names
         for name in key_names:
             if name not in batch.columns:
                 raise PipelineError(
@@ -278,10 +306,7 @@ class OpenedTopic:
                     " topic a format, for example value=json()"
                 )
             return batch if key is None else batch.withColumn("key", key)
-        separate_names = ["headers"] if "headers" in batch.columns else []
-        if not topic.names and "topic" in batch.columns:
-            separate_names.append("topic")
-        value_names = [name for name in batch.columns if name not in (*key_names, *separate_names, "key")]
+        separate_names, value_names = topic.columns_apart_from_key(batch.columns)
         if key is None and "key" in batch.columns:
             key = _text(f.col("key")) if dict(batch.dtypes)["key"] != "binary" else f.col("key")
         if not value_names:
@@ -349,12 +374,12 @@ def topic(
     `tombstones` says what happens to records with a null value: `error` (they are treated as records that cannot be
     parsed), `keep` (all fields are null), or `skip`.
 
-    A sink without `value` writes the column value and, if they exist, key, headers, topic and partition. With a format,
-    all columns except key, headers and the key columns are encoded as the value. `key` names the key columns: several
-    are written as a JSON object, a single one as text (a binary column unchanged). If a row has a key and all columns
-    of its value are null, it is written as a tombstone, which deletes the key in a compacted topic. If `partitions` is
-    given, a missing topic is created, with `settings`. Without `name`, the column `topic` names the topic of each row,
-    and is not encoded in the value.
+    A sink without `value` writes the column value and, if they exist, key, headers, topic and partition. `key` names
+    the key columns: several are written as a JSON object, a single one as text (a binary column unchanged). Without it,
+    a column named `key` is the key. With a format, all columns except headers and those of the key are encoded as the
+    value. If a row has a key and all columns of its value are null, it is written as a tombstone, which deletes the key
+    in a compacted topic. If `partitions` is given, a missing topic is created, with `settings`. Without `name`, the
+    column `topic` names the topic of each row, and is not encoded in the value.
 
     `options` are further options of format("tidelog").
     """

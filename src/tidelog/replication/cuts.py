@@ -7,6 +7,10 @@ No flush, retention, compaction or move of the same log may run during a cut. Th
     lower        a clean offset of compaction and a recovery point that are not above the cut are stored durably
     cut          a thread cuts the files (log/cut.py)
     install      the log, the replica and the checkpoints receive the new end
+
+If the checkpoints cannot be stored, for example because the disk is full, the cut waits. Meanwhile the partition is not
+frozen, so that retention of the same partition can free space. Then the cut begins again with the first step. If the
+disk is full when the files are cut, only this step is repeated, since the log cannot be used in between.
 """
 
 import asyncio
@@ -17,7 +21,8 @@ from typing import TYPE_CHECKING
 from tidelog.log.errors import CorruptLog
 from tidelog.replication.descriptor_retry import RETRY_S, retry_without_descriptor
 from tidelog.replication.flusher import CHECKPOINTS_LANE
-from tidelog.replication.replica import CutEnded, CutTo
+from tidelog.replication.full_directories import NO_SPACE
+from tidelog.replication.replica import NO_EPOCH, CutEnded, CutTo
 
 if TYPE_CHECKING:
     from tidelog.log.cut import Cut
@@ -26,6 +31,38 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Runtime
 
 logger = logging.getLogger("tidelog.partitions")
+
+
+class _Waiting:
+    """Reports a cut that waits for space or because its checkpoints cannot be stored: once, and once more if the
+    replica is to lead after the cut, since no broker leads the partition meanwhile.
+    """
+
+    def __init__(self, partition: "Partition", on_promotion: "Callable[[Partition], None] | None") -> None:
+        self._partition = partition
+        self._on_promotion = on_promotion
+        self._is_logged = False
+        self._promoted_in_epoch = NO_EPOCH
+        """The leader epoch in which the replica is to lead, and for which this was logged."""
+
+    def report(self, failure: OSError) -> None:
+        partition = self._partition
+        replica = partition.replica
+        name = f"{partition.topic}-{partition.index}"
+        if not self._is_logged:
+            self._is_logged = True
+            logger.warning("truncation put off partition=%s reason=%s", name, failure)
+        if replica.leads_after_cut:
+            if self._promoted_in_epoch != replica.leader_epoch:
+                self._promoted_in_epoch = replica.leader_epoch
+                logger.error(
+                    "no leader until the log is truncated partition=%s leader_epoch=%d reason=%s",
+                    name,
+                    replica.leader_epoch,
+                    failure,
+                )
+            if self._on_promotion is not None and failure.errno in NO_SPACE:
+                self._on_promotion(partition)
 
 
 class Cuts:
@@ -39,6 +76,9 @@ class Cuts:
         self._stopped = False
         self.on_cut: Callable[[Partition, int], None] | None = None
         """Called before a log is cut, with the partition and the offset of the cut."""
+        self.on_waiting_promotion: Callable[[Partition], None] | None = None
+        """Called while a cut waits for space on the disk and this broker is to lead the partition after the cut. It
+        must not wait."""
 
     def begin(self, partition: "Partition", effect: CutTo) -> None:
         """Cut the partition's log, then report CutEnded to its replica."""
@@ -75,28 +115,66 @@ class Cuts:
             await asyncio.wait([task])
 
     async def _run(self, partition: "Partition", effect: CutTo) -> None:
-        move_target = await self._partitions.moves.interrupt(partition)
-        await partition.wait_until_thawed()
-        partition.freeze()
+        move_target = None
+        waiting = _Waiting(partition, self.on_waiting_promotion)
         try:
-            await self._partitions.wait_for_file_work()
-            if self._may_continue(partition):
-                await self._cut(partition, effect)
+            while True:
+                move_target = await self._partitions.moves.interrupt(partition) or move_target
+                await partition.wait_until_thawed()
+                failure = await self._try(partition, effect, waiting)
+                if failure is None:
+                    break
+                await self._wait_for_checkpoints(partition, effect, failure, waiting)
         finally:
-            self._partitions.offsets.end_cut(partition)  # also if the log was not cut
             del self._tasks[partition]
-            partition.thaw()
         if move_target is not None and not partition.deleted:
             self._partitions.moves.begin(partition, move_target)
 
-    async def _cut(self, partition: "Partition", effect: CutTo) -> None:
-        """Lower the checkpoints, cut the files, and report the end of the cut to the replica."""
+    async def _try(self, partition: "Partition", effect: CutTo, waiting: "_Waiting") -> OSError | None:
+        """Freeze the partition and cut its log. Returns the error if the checkpoints could not be stored: then the log
+        is unchanged. Otherwise the cut has ended. It also ends if the partition is deleted or goes offline, and if the
+        broker stops.
+        """
+        partition.freeze()
+        try:
+            await self._partitions.wait_for_file_work()
+            if not self._may_continue(partition):
+                return None
+            if self.on_cut is not None:
+                self.on_cut(partition, effect.offset)
+            failure = await self._store_checkpoints(partition, effect)
+            if failure is None and self._may_continue(partition):
+                await self._cut(partition, effect, waiting)
+            return failure
+        finally:
+            self._partitions.offsets.end_cut(partition)  # also if the log was not cut
+            partition.thaw()
+
+    async def _wait_for_checkpoints(
+        self, partition: "Partition", effect: CutTo, failure: OSError, waiting: "_Waiting"
+    ) -> None:
+        """Wait until the checkpoints of the cut can be stored. Meanwhile the partition is not frozen, so that retention
+        can remove its segments. The cut must store the checkpoints again when the partition is frozen.
+        """
+        last_failure: OSError | None = failure
+        while last_failure is not None:
+            waiting.report(last_failure)
+            self._partitions.handle_directory_failures()
+            await self._runtime.tasks.sleep(RETRY_S)
+            if not self._may_continue(partition):
+                return
+            last_failure = await self._store_checkpoints(partition, effect, is_trial=True)
+
+    async def _cut(self, partition: "Partition", effect: CutTo, waiting: "_Waiting") -> None:
+        """Cut the files, and report the end of the cut to the replica."""
         offset = effect.offset
-        if not await self._lower_checkpoints(partition, effect):
-            return
         cut = partition.log.begin_cut(offset, empties=effect.empties)
         try:
-            await self._run_on_thread(partition, cut)
+            while (failure := await self._run_on_thread(partition, cut)) is not None:
+                waiting.report(failure)
+                await self._runtime.tasks.sleep(RETRY_S)
+                if not self._may_continue(partition):
+                    raise failure
         except (CorruptLog, OSError) as error:
             if not partition.deleted:
                 partition.log.fail(f"truncation to {offset} failed: {error}", error)
@@ -108,52 +186,61 @@ class Cuts:
             partition.step(CutEnded(partition.log.log_end_offset, partition.log.log_start_offset))
             self._partitions.update_offsets(partition)
 
-    async def _lower_checkpoints(self, partition: "Partition", effect: CutTo) -> bool:
-        """Persist a clean offset and a recovery point that are not above the cut. Returns False if the partition was
-        deleted or went offline, or if the broker stops. A failed write (for example to a full disk) is repeated until
-        it succeeds.
+    async def _store_checkpoints(
+        self, partition: "Partition", effect: CutTo, *, is_trial: bool = False
+    ) -> OSError | None:
+        """Persist a clean offset and a recovery point that are not above the cut. Returns the error if this fails, for
+        example because the disk is full.
 
         Before a log is made empty, its new log start offset is persisted and serves as the recovery point, too. If the
         broker is then killed, its next start removes the records below that offset.
+
+        With `is_trial`, only find out whether this is possible: the partition is not frozen, and retention may raise
+        its log start offset. So only the recovery point is lowered, and later checkpoints contain the log's own again.
         """
         directories, offsets, offset = self._partitions.directories, self._partitions.offsets, effect.offset
-        key, path = partition.log.topic_partition, partition.log.directory.rpartition("/")[0]
-        if self.on_cut is not None:
-            self.on_cut(partition, offset)
-        while self._may_continue(partition):
-            if effect.empties:
-                offsets.raise_start(partition, max(offset, partition.log.log_start_offset))
-            else:
-                offsets.lower(partition, partition.log.recovery_point_for_cut(offset))
-            failure: object = None
-            try:
-                clean_offset = directories.clean_offset(key)
-                if clean_offset is not None and clean_offset > offset:
-                    await self._runtime.tasks.run_blocking(
-                        directories.write_cleaner_offsets, {key: offset}, lane=CHECKPOINTS_LANE
-                    )
-                copies = offsets.copies()
-                failures = await self._runtime.tasks.run_blocking(
-                    directories.try_checkpoints, *copies, lane=CHECKPOINTS_LANE
+        log = partition.log
+        key, path = log.topic_partition, log.directory.rpartition("/")[0]
+        try:
+            clean_offset = directories.clean_offset(key)
+            if clean_offset is not None and clean_offset > offset:
+                await self._runtime.tasks.run_blocking(
+                    directories.write_cleaner_offsets, {key: offset}, lane=CHECKPOINTS_LANE
                 )
-                failure = failures.get(path)
-            except OSError as error:
-                failure = error
-            if failure is None:
-                return True
-            logger.warning("truncation put off partition=%s reason=%s", key, failure)
-            self._partitions.handle_directory_failures()
-            await self._runtime.tasks.sleep(RETRY_S)
-        return False
+                if not self._may_continue(partition):
+                    return None
+            if effect.empties and not is_trial:
+                offsets.raise_start(partition, max(offset, log.log_start_offset))
+            else:
+                offsets.lower(partition, log.recovery_point_for_cut(offset))
+            copies = offsets.copies()
+            if is_trial:
+                offsets.end_cut(partition)
+                offsets.update(partition)
+            failures = await self._runtime.tasks.run_blocking(
+                directories.try_checkpoints, *copies, lane=CHECKPOINTS_LANE
+            )
+        except OSError as error:
+            return error
+        return failures.get(path)
 
     def _may_continue(self, partition: "Partition") -> bool:
         return not (self._stopped or partition.deleted) and partition.log.failure is None
 
-    async def _run_on_thread(self, partition: "Partition", cut: "Cut") -> None:
+    async def _run_on_thread(self, partition: "Partition", cut: "Cut") -> OSError | None:
+        """Cut the files. Returns the error if the disk was full: then the cut must be run again. Raises CorruptLog and
+        OSError.
+        """
         work = retry_without_descriptor(self._runtime.tasks, lambda: self._may_continue(partition), cut.run)
         running = self._threads[partition] = self._runtime.tasks.spawn(work, name="cut-files")
         try:
             await asyncio.wait([running])
         finally:
             del self._threads[partition]
-        running.result()  # raises the error of the thread, if there was one
+        try:
+            running.result()  # raises the error of the thread, if there was one
+        except OSError as error:
+            if error.errno in NO_SPACE:
+                return error
+            raise
+        return None

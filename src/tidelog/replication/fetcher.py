@@ -234,7 +234,7 @@ class Fetcher:
                 self._session.begin_anew()
                 await self._pause(self._backoff_s())
                 for followed in [*self._followed.values()]:
-                    # Some records of the answer may have been appended to its log.
+                    # Some records of the answer may have been appended to the partition's log.
                     if followed.key in self._session.positions:
                         self._leave_session(followed)
                         self._fetch_when_synced(followed)
@@ -267,9 +267,9 @@ class Fetcher:
         """Pause if the leader has answered without news before the `max_wait_ms` of the request have passed.
 
         A leader answers early after it has become the leader of more partitions. This broker may process the metadata
-        of this change a little later, so the pause after a first early answer is short: the next request should also
-        name these partitions. If the leader answers early again, the next pause lasts until the `max_wait_ms` of the
-        request have passed.
+        of this change a little later than the leader. So the pause after a first early answer is short: the next
+        request should also name these partitions. If the leader answers early again, the next pause lasts until the
+        `max_wait_ms` of the request have passed.
         """
         now_s = self._runtime.clock.monotonic()
         remaining_s = began_s + self._settings.wait_max_ms / 1000 - now_s
@@ -526,8 +526,8 @@ class Fetcher:
         if followed.position() != before and followed.log_changes <= LOG_CHANGES_MAX:
             self._fetch_when_synced(followed)
         else:
-            reason = f"after {followed.log_changes} cuts its log still differs from the log of broker {self._leader_id}"
-            self._fetch_after_failure(followed, CorruptMessage(reason))
+            difference = f"this broker's log still differs from the log of broker {self._leader_id}"
+            self._fetch_after_failure(followed, CorruptMessage(f"after {followed.log_changes} cuts, {difference}"))
 
     def _change_failed(self, followed: _Followed, error: ApiError) -> None:
         if isinstance(error, StorageError) and self._is_current(followed):
@@ -547,7 +547,9 @@ class Fetcher:
             followed.timer = None
 
     def _fetch_when_allowed(self, followed: _Followed) -> None:
-        """Name the partition in the next request; in a later one if it is frozen or the throttle requires a pause."""
+        """Name the partition in the next request. If the partition is frozen or the throttle requires a pause, name it
+        in a later request.
+        """
         if followed.partition.is_frozen:
             self._leave_session(followed)
             self._spawn(self._fetch_when_thawed(followed), "fetcher-frozen")

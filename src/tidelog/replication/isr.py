@@ -143,6 +143,7 @@ class InSyncReplicas:
         "awaits_metadata",
         "committed",
         "followers",
+        "joins_after_ms",
         "min_insync_replicas",
         "partition_epoch",
         "proposed",
@@ -173,6 +174,11 @@ class InSyncReplicas:
         self.awaits_metadata = False
         """Whether the controller has a newer state of the partition than this leader. Until the leader receives that
         state, it sends no proposal."""
+        self.joins_after_ms = -1
+        """A replica may join the ISR only if its last fetch was certainly sent after this time: the time at which this
+        leader received `partition_epoch` with the metadata. The reason for the new epoch may be that the replica has
+        lost its log, so an earlier fetch may report records that the replica does not have any more. The value is -1
+        while the partition has not changed in this leader epoch: then all fetches of the epoch count."""
         # Each member of the ISR has the whole `lag_max_ms` for its first fetch. Any other replica is not caught up
         # until its fetches show that it is.
         self.followers = {
@@ -267,11 +273,14 @@ class InSyncReplicas:
             or (member in self.followers and self.followers[member].is_caught_up(leader_end, now_ms, self._lag_max_ms))
         )
 
-    def may_join(self, replica: int, high_watermark: int, epoch_start: int, eligible: Mapping[int, int]) -> bool:
-        """Return whether a replica outside the ISR may join it.
+    def may_join(
+        self, replica: int, high_watermark: int, epoch_start: int, eligible: Mapping[int, int], proved_ms: int
+    ) -> bool:
+        """Return whether a replica outside the ISR may join it. It sent its last fetch after `proved_ms`.
 
-        Its log must reach the high watermark and the start of the leader epoch. Its broker must be neither fenced nor
-        shutting down, and must have fetched with the broker epoch of its current registration (KIP-903).
+        Its log must reach the high watermark and the start of the leader epoch, and the fetch that shows this must be
+        new enough (`joins_after_ms`). Its broker must be neither fenced nor shutting down, and must have fetched with
+        the broker epoch of its current registration (KIP-903).
         """
         follower = self.followers.get(replica)
         return (
@@ -279,6 +288,7 @@ class InSyncReplicas:
             and replica not in self.maximal
             and follower.end_offset >= high_watermark
             and follower.end_offset >= epoch_start
+            and proved_ms > self.joins_after_ms
             and _is_registered(replica, follower, eligible)
         )
 

@@ -7,8 +7,14 @@ partition, a damaged log is put aside: it is renamed, and deleted later. The rep
 joins the ISR again when it has all records. Two kinds of offline logs are not changed: logs in a data directory that is
 out of use, and logs that cannot be opened because of a temporary error.
 
-A replica whose disk is full is reported, too, while it leads the partition and the ISR has enough other members. The
-controller removes it from the ISR. It joins the ISR again when it has caught up with the new leader.
+A damaged log is never put aside without a report. The leader may have proposed to add the replica to the ISR, and this
+broker does not know that. The report begins a new partition epoch, so the controller refuses the proposal. The log is
+put aside when this broker has followed the journal up to the answer to the report, and the replica is still in neither
+set.
+
+A replica whose disk is full is reported, too, while it leads the partition, or is to lead it after a cut of its log for
+which there is no space (see `cuts.py`), and the ISR has enough other members. The controller removes it from the ISR.
+It joins the ISR again when it has caught up with the new leader.
 """
 
 import asyncio
@@ -22,6 +28,7 @@ from tidelog.metadata.link import ReplicasOffline
 from tidelog.metadata.offline_replicas import leads_or_may_lead
 from tidelog.model.ids import TopicId, TopicPartition
 from tidelog.replication.full_directories import lacks_space
+from tidelog.replication.isr import bounded_min_isr
 from tidelog.runtime.cancelling import cancel_and_wait
 
 if TYPE_CHECKING:
@@ -64,16 +71,27 @@ class OfflineReplicas:
         self._failed: dict[Partition, None] = {}
         """Open partitions whose logs have failed."""
         self._full: dict[Partition, float] = {}
-        """Partitions that this broker leads and whose last batch had no space on the disk, with the time of the first
-        refusal, in seconds of the monotonic clock."""
+        """Partitions that this broker leads and whose last batch had no space on the disk, or that it is to lead after
+        a cut for which the disk has no space. The values are the times of the first failures, in seconds of the
+        monotonic clock."""
         self._reported: dict[tuple[TopicId, int], int] = {}
         """The partition epoch at the last report of each replica. While this epoch has not changed, the controller
         could not replace the replica, so the replica is not reported again."""
+        self._in_report: dict[tuple[TopicId, int], None] = {}
+        """The replicas of the report that is being sent."""
+        self._answered: dict[tuple[TopicId, int], int] = {}
+        """Replicas whose logs went offline before the controller handled their last report, with the journal position
+        of its answer."""
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
 
     def add(self, partition: "Partition") -> None:
         """Add an open partition whose log has failed."""
+        if partition not in self._failed:
+            # An earlier report was about an earlier log, or about a full disk.
+            replica = TopicId(partition.topic_id), partition.index
+            self._in_report.pop(replica, None)
+            self._answered.pop(replica, None)
         self._failed[partition] = None
         self.check()
 
@@ -83,11 +101,20 @@ class OfflineReplicas:
             self._full[partition] = self._clock.monotonic()
             self.check()
 
+    def add_waiting(self, partition: "Partition") -> None:
+        """Note that this broker is to lead a partition whose log must be cut first, and that the disk has no space for
+        this.
+        """
+        if partition not in self._full:
+            self._full[partition] = self._clock.monotonic()
+            self.check()
+
     def check(self) -> None:
         """Check the offline replicas, since the metadata or the logs have changed."""
         has_offline = bool(self._failed or self._full or self._partitions.unopened)
         if not has_offline:
             self._reported.clear()
+            self._answered.clear()
         if has_offline and self._task is None and not self._stopped:
             self._task = self._tasks.spawn(self._run(), name="offline-replicas")
 
@@ -114,10 +141,12 @@ class OfflineReplicas:
 
     async def _report(self, replicas: dict[tuple[TopicId, int], int]) -> None:
         """Report the keys of `replicas`. The values are the epochs of their partitions."""
+        self._in_report = dict.fromkeys(replicas)
         request = ReplicasOffline(self._partitions.node_id, self._broker_epoch(), list(replicas), TIMEOUT_MS)
         answer = await self._controller.replicas_offline(request)
         if not answer.error:
             self._reported.update(replicas)
+            self._answered.update(dict.fromkeys(self._in_report, answer.position))
         else:
             logger.warning(
                 "offline replicas not reported, trying again reason=%s %s", answer.error.name, answer.message
@@ -139,10 +168,11 @@ class OfflineReplicas:
         """Yield the replicas that must be reported, with the partition epochs."""
         for topic_id, key, state in self._offline():
             replica = topic_id, key.partition
-            if (
-                leads_or_may_lead(state, self._partitions.node_id)
-                and self._reported.get(replica) != state.partition_epoch
-            ):
+            if leads_or_may_lead(state, self._partitions.node_id):
+                must_report = self._reported.get(replica) != state.partition_epoch
+            else:
+                must_report = replica not in self._answered and self._may_be_replaced(state) and self._is_damaged(key)
+            if must_report:
                 yield replica, state.partition_epoch
         for topic_id, key, state in self._led_without_space():
             replica = topic_id, key.partition
@@ -151,25 +181,35 @@ class OfflineReplicas:
                 yield replica, state.partition_epoch
 
     def _led_without_space(self) -> "Iterator[tuple[TopicId, TopicPartition, PartitionState]]":
-        """Yield the partitions that this broker leads on a full disk and that another broker can lead, with their
-        newest states.
+        """Yield the partitions that this broker leads or is to lead on a full disk and that another broker can lead,
+        with their newest states.
         """
         now_s = self._clock.monotonic()
         for partition, since_s in list(self._full.items()):
-            isr = partition.replica.isr
-            if partition.deleted or isr is None or not partition.appends_refused:
+            replica = partition.replica
+            leads = replica.isr is not None and partition.appends_refused
+            if partition.deleted or not (leads or replica.leads_after_cut):
                 del self._full[partition]
+                continue
+            topic = self._partitions.topics.get(partition.topic)
+            if now_s - since_s < SPACE_PAUSE_S or topic is None or partition.index >= len(topic.partitions):
+                continue
+            state = topic.partitions[partition.index]
+            if replica.isr is not None:
+                members, min_isr = replica.isr.committed, replica.isr.min_isr
+            else:
+                members = state.isr
+                min_isr = bounded_min_isr(partition.config.min_insync_replicas, len(state.replicas))
             # If fewer members than min.insync.replicas remained, the next leader could not accept records, either.
-            elif now_s - since_s >= SPACE_PAUSE_S and len(isr.committed) > max(isr.min_isr, 1):
-                topic = self._partitions.topics.get(partition.topic)
-                if topic is not None and partition.index < len(topic.partitions):
-                    key = TopicPartition(partition.topic, partition.index)
-                    yield topic.topic_id, key, topic.partitions[partition.index]
+            if len(members) > max(min_isr, 1):
+                yield topic.topic_id, TopicPartition(partition.topic, partition.index), state
 
     def _replaceable(self) -> Iterator[TopicPartition]:
-        """Yield the replicas whose logs are damaged and may be replaced."""
-        for _, key, state in self._offline():
-            if self._may_be_replaced(state) and self._is_damaged(key):
+        """Yield the replicas whose logs are damaged and may be replaced now."""
+        position = self._partitions.reconciler.position
+        for topic_id, key, state in self._offline():
+            answered = self._answered.get((topic_id, key.partition))
+            if answered is not None and answered <= position and self._may_be_replaced(state) and self._is_damaged(key):
                 yield key
 
     def _may_be_replaced(self, state: "PartitionState") -> bool:

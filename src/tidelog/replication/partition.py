@@ -52,7 +52,7 @@ logger = logging.getLogger("tidelog.partition")
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
 RECORDS_LANE = "records"
-"""Lane of the examinations of records, so that they run one at a time."""
+"""The lane in which records are examined, one batch at a time; see `Tasks.run_blocking`."""
 NEVER = (1 << 63) - 1
 """Default of `flush.messages` and `flush.ms`: no sync before the next interval flush."""
 
@@ -149,6 +149,13 @@ class Partition:
         if not self._requires_sync and self.log.failure is None and self.log.log_end_offset > self.replica.local_mark:
             self.step(LogSynced(self.log.log_end_offset))  # requests that waited for a sync need not wait any longer
 
+    def use_min_insync_replicas(self, min_insync_replicas: int) -> None:
+        """Use a new `min.insync.replicas` before the other changed settings of the topic; see `configure`. The caller
+        then passes it to the replica, with an event.
+        """
+        if min_insync_replicas != self.config.min_insync_replicas:
+            self.config = self.config.with_min_insync_replicas(min_insync_replicas)
+
     def update_appends_directly(self) -> None:
         """Recompute `appends_directly`: whether a client's batch can be appended immediately and unchanged, with any
         acks.
@@ -168,7 +175,7 @@ class Partition:
 
     @property
     def unverified(self) -> "UnverifiedBatches":
-        """Batches that wait until the coordinators of their transactions have confirmed the partition."""
+        """Batches that wait until the coordinator has confirmed that this partition belongs to their transaction."""
         if self._unverified is None:
             from tidelog.replication.unverified_batches import UnverifiedBatches  # few partitions have transactions
 
@@ -427,8 +434,9 @@ class Partition:
     def wait(self, mark: Mark, next_offset: int, listener: CommitListener) -> None:
         """Call `listener` when `mark` has reached `next_offset`. The call may be made immediately.
 
-        Call this in the same turn of the loop as the append: the listener is bound to the current leader epoch. It gets
-        NotLeaderOrFollower if that epoch ends first, and StorageError if the partition goes offline or is deleted.
+        Call this in the same turn of the loop as the append: the listener is bound to the current leader epoch. If
+        this epoch ends before `mark` reaches `next_offset`, the listener gets NotLeaderOrFollower. If the partition
+        goes offline or is deleted before that, the listener gets StorageError.
         """
         if self.has_reached(mark, next_offset):
             is_below_min = mark is Mark.COMMITTED and self.replica.is_maximal_isr_below_min
@@ -447,8 +455,8 @@ class Partition:
             self.step(LogSynced(self.log.durable_offset))
 
     def freeze(self) -> None:
-        """Stop the local mark until `thaw`. The effect is that of a long sync: appends continue, but a leader neither
-        acknowledges nor commits records above the local mark.
+        """Stop the local mark until `thaw`, as during a long sync: appends continue, but a leader neither acknowledges
+        nor commits records above the local mark.
         """
         self.frozen = self._requires_sync = True
         self._thawing = self._tasks.future()
@@ -470,7 +478,9 @@ class Partition:
             self._flusher.request(self)
 
     def fail(self) -> None:
-        """Fail all waiting requests, since the log is offline or deleted. The reason of a failure is logged already."""
+        """Fail all waiting requests, because the log is offline or deleted. The code that took the log offline has
+        logged the reason.
+        """
         if not self.deleted:
             self._shared.failed_topics[self.topic] = None
         self._notify_role()
@@ -581,7 +591,9 @@ class Partition:
             raise UnknownLeaderEpoch(f"leader epoch {epoch} is newer than {current}")
 
     def watch(self, watcher: HighWatermarkWatcher) -> None:
-        """Call `watcher.moved` when the high watermark moves, or when waiting for it has become useless."""
+        """Call `watcher.moved` when the high watermark has moved, when the leader epoch has changed, or when this
+        broker does not serve the partition any more.
+        """
         self._watchers[watcher] = None
 
     def unwatch(self, watcher: HighWatermarkWatcher) -> None:

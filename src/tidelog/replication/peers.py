@@ -56,9 +56,8 @@ class Peers:
         self._config = config
         self._partitions = partitions
         self._connect_to = connect
-        self._image: MetadataImage = metadata.image
-        """The image from which the brokers' addresses are read. It may be newer than the image in the metadata cache,
-        since the cache gets a new image only after all parts of the broker have processed it."""
+        self._image: MetadataImage = metadata.newest
+        """The image from which the brokers' addresses are read."""
         self.followers = PartitionFollowers(partitions, runtime, LeaderThrottle(runtime.clock, config))
         self._proposals = IsrProposals(runtime, controller, config.node_id, broker_epoch)
         self._fetchers = Fetchers(
@@ -76,6 +75,7 @@ class Peers:
         partitions.on_peer_work = self._begin
         partitions.shared.stop_fetching = self._stop_fetching
         partitions.shared.on_refused_append = self._offline.add_refused
+        partitions.cuts.on_waiting_promotion = self._offline.add_waiting
 
     def start(self) -> None:
         """Start fetching. This broker must be registered already."""

@@ -4,11 +4,22 @@ A new image is applied in two steps. `change_roles` is synchronous: when it retu
 and the requests that waited in an old leader epoch have got their errors. `apply` then opens, configures and removes
 logs, which takes long. The old and the new image are compared partition by partition, so a change of one ISR affects
 only one partition.
+
+`change_roles` does not wait for `apply` (see `metadata/publisher.py`), so the roles may correspond to a newer image
+than the files. Therefore `apply` looks at the newest image in these places:
+
+- A log that is opened gets the role in the newest image. A partition that this broker does not have any more in the
+  newest image is not opened.
+- The log of a partition that was removed from this broker is kept if this broker has the partition again in the newest
+  image: the replica may already fetch or lead with this log. The log is as good as the log of a follower that was away.
+- A partition always has the `min.insync.replicas` of the newest image: a leader gets it with its role.
+
+The partitions of a deleted topic go offline in `change_roles`, since their logs may be removed much later.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -59,13 +70,22 @@ class Reconciler:
         self._topic_config = topic_config
         self._node_id = node_id
         self._image: MetadataImage = EMPTY_IMAGE
-        """The image whose roles the partitions have. The files may still correspond to an older image."""
+        """The newest image, whose roles the partitions have. The files may still correspond to an older image."""
+        self._applied: MetadataImage = EMPTY_IMAGE
+        """The image to which the files correspond. While `apply` is running, they may correspond to its new image."""
+        self._min_isr: dict[str, int] = {}
+        """The `min.insync.replicas` of topics in the newest image, as far as they were computed."""
         self._eligible: Mapping[int, int] = {}
         """Broker epochs of the brokers that may be in an ISR, by id."""
         self._lock = asyncio.Lock()
         """Locked while logs are opened or removed."""
         self.to_reopen: dict[tuple[str, int], LogConfig] = {}
         """Partitions that could not be opened because of a temporary error (TEMPORARY_ERRORS), with their settings."""
+
+    @property
+    def position(self) -> int:
+        """The roles of the partitions correspond to the journal's entries before this position."""
+        return self._image.position
 
     # Roles
 
@@ -75,6 +95,7 @@ class Reconciler:
         A partition that is not open yet gets its role when its log is open.
         """
         self._image = new
+        self._min_isr.clear()
         self._partitions.topics = new.topics
         if old.brokers is not new.brokers:
             self._eligible = {broker.broker_id: broker.epoch for broker in new.brokers.values() if broker.active}
@@ -86,19 +107,26 @@ class Reconciler:
             previous = old.topics.get(name)
             if previous is None or previous is topic or previous.topic_id != topic.topic_id:
                 continue
-            # The partitions get changed settings later, in `apply`. But a leader must not move its high watermark with
-            # a new ISR and the old min.insync.replicas.
-            min_isr: int | None = None
-            if previous.config is not topic.config or old.broker_configs is not new.broker_configs:
-                min_isr = self._topic_config(new, name).min_insync_replicas
             for index, (before, state) in enumerate(zip(previous.partitions, topic.partitions, strict=False)):
                 if before is not state and before != state:
                     changed = self._partitions.find(name, index)
                     if changed is not None and changed.topic_id == topic.topic_id:
-                        self._apply_role(changed, state, min_isr)
+                        # If the image has several changes of the partition, the leader epoch may have begun with an
+                        # earlier one of them.
+                        is_late = state.partition_epoch != before.partition_epoch + 1
+                        self._apply_role(changed, state, is_late=is_late)
                         leads_more |= before.leader != self._node_id and state.leader == self._node_id
         if leads_more:
             self._partitions.answer_followers_soon()
+        for topic in _deleted_topics(old, new):
+            self._end_roles(topic)
+
+    def _end_roles(self, topic: "TopicImage") -> None:
+        """Let the partitions of a deleted topic serve no more clients. There may be a new topic of this name."""
+        for index in range(len(topic.partitions)):
+            partition = self._partitions.find(topic.name, index)
+            if partition is not None and partition.topic_id == topic.topic_id:
+                partition.step(WentOffline(partition.leader_epoch))
 
     def apply_roles_again(self) -> None:
         """Set the role of every open partition from the newest image again. Called when the broker has a lease again:
@@ -109,27 +137,60 @@ class Reconciler:
             if topic is not None and topic.topic_id == partition.topic_id and not partition.deleted:
                 self._apply_role(partition, topic.partitions[partition.index])
 
-    def _apply_role(self, partition: Partition, state: "PartitionState", min_isr: int | None = None) -> None:
-        """`min_isr` is the new value of `min.insync.replicas`, if the partition does not have it yet."""
+    def _apply_role(self, partition: Partition, state: "PartitionState", *, is_late: bool = True) -> None:
+        """`is_late`: see `BecameLeader`."""
         if len(state.replicas) > 1:
             partition.step(BrokersChanged(self._eligible))
-        partition.step(self._role(state, partition.config.min_insync_replicas if min_isr is None else min_isr))
+        partition.step(self._role(partition, state, is_late))
 
-    def _role(self, state: "PartitionState", min_insync_replicas: int) -> Event:
+    def _role(self, partition: Partition, state: "PartitionState", is_late: bool) -> Event:
         if self._node_id not in state.replicas or state.leader == NO_LEADER:
             return WentOffline(state.leader_epoch)
         if state.leader != self._node_id:
             return BecameFollower(state.leader_epoch, state.leader)
-        return BecameLeader(state.leader_epoch, state.partition_epoch, state.isr, state.replicas, min_insync_replicas)
+        # The partition gets changed settings later, in `apply`. But a leader must not move its high watermark with a
+        # new ISR and an old min.insync.replicas.
+        min_isr = self._newest_min_isr(partition)
+        partition.use_min_insync_replicas(min_isr)
+        return BecameLeader(state.leader_epoch, state.partition_epoch, state.isr, state.replicas, min_isr, is_late)
+
+    def _newest_min_isr(self, partition: Partition) -> int:
+        """Return the `min.insync.replicas` of the partition's topic in the newest image."""
+        newest, applied = self._image, self._applied
+        topic, applied_topic = newest.topics.get(partition.topic), applied.topics.get(partition.topic)
+        if topic is None or topic.topic_id != partition.topic_id:
+            return partition.config.min_insync_replicas  # the topic is deleted
+        are_settings_applied = (
+            applied_topic is not None
+            and applied_topic.topic_id == topic.topic_id
+            and applied_topic.config is topic.config
+            and applied.broker_configs is newest.broker_configs
+        )
+        if are_settings_applied:
+            return partition.config.min_insync_replicas
+        if topic.name not in self._min_isr:
+            self._min_isr[topic.name] = self._topic_config(newest, topic.name).min_insync_replicas
+        return self._min_isr[topic.name]
+
+    def _has_replica(self, topic: "TopicImage", index: int) -> bool:
+        """Return whether this broker has a replica of the topic's partition in the newest image."""
+        newest = self._image.topics.get(topic.name)
+        return (
+            newest is not None
+            and newest.topic_id == topic.topic_id
+            and self._node_id in newest.partitions[index].replicas
+        )
 
     # Files
 
     async def apply(self, old: "MetadataImage", new: "MetadataImage") -> None:
         """Open new partitions, remove partitions of which this broker has no replica any more, and apply changed
-        settings. Call this after `change_roles` for the same images. Returns when every new partition has its role.
+        settings. Call this after `change_roles` for the same images, and for each pair of images in the same order.
+        Returns when every new partition has its role.
         """
         async with self._lock:
             await self._apply(old, new)
+            self._applied = new
             self._note_changed_partitions()
 
     async def _apply(self, old: "MetadataImage", new: "MetadataImage") -> None:
@@ -161,35 +222,37 @@ class Reconciler:
                     await self._runtime.tasks.sleep(0)
                 partition = self._partitions.find(name, index)
                 was_here = index < len(states_before) and self._node_id in states_before[index].replicas
+                # A partition that is not here in `new` gets the settings, too, since its log may be kept.
+                if partition is not None and not is_configured:
+                    await self._configure(partition, config)
+                elif (name, index) in self.to_reopen:
+                    self.to_reopen[name, index] = config
+                is_missing = partition is None and (name, index) not in self._partitions.unopened
                 if self._node_id not in state.replicas:
                     if was_here:
                         removed.setdefault(config.file_delete_delay_ms, []).append((topic, index))
-                elif partition is None:
-                    if not (was_here and (name, index) in self._partitions.unopened):
-                        # At the start, `old` is empty, so it does not say which partitions are new on this broker.
-                        to_open.append((topic, index, config, old.position > 0 and not was_here))
-                    elif (name, index) in self.to_reopen:
-                        self.to_reopen[name, index] = config
-                elif not is_configured:
-                    await self._withdraw_synced_mark([config])
-                    partition.log.configure(config)
-                    partition.configure(config)
+                elif is_missing and self._has_replica(topic, index):
+                    # At the start, `old` is empty, so it does not say which partitions are new on this broker.
+                    to_open.append((topic, index, config, old.position > 0 and not was_here))
         for delay_ms, partitions in removed.items():
             await self._remove(partitions, delay_ms)
         if to_open:
             await self._open_all(to_open)
 
+    async def _configure(self, partition: Partition, config: "LogConfig") -> None:
+        await self._withdraw_synced_mark([config])
+        partition.log.configure(config)
+        partition.configure(config.with_min_insync_replicas(self._newest_min_isr(partition)))
+
     async def _remove_deleted_topics(self, old: "MetadataImage", new: "MetadataImage") -> None:
         removed: dict[int, list[tuple[TopicImage, int]]] = {}  # by the delay before their files are deleted
-        for name, topic in old.topics.items():
-            current = new.topics.get(name)
-            if current is None or current.topic_id != topic.topic_id:
-                self._partitions.topic_names.pop(topic.topic_id, None)
-                self._partitions.shared.warned_too_large.pop(name, None)
-                delay_ms = self._topic_config(old, name).file_delete_delay_ms
-                removed.setdefault(delay_ms, []).extend(
-                    (topic, index) for index, state in enumerate(topic.partitions) if self._node_id in state.replicas
-                )
+        for topic in _deleted_topics(old, new):
+            self._partitions.topic_names.pop(topic.topic_id, None)
+            self._partitions.shared.warned_too_large.pop(topic.name, None)
+            delay_ms = self._topic_config(old, topic.name).file_delete_delay_ms
+            removed.setdefault(delay_ms, []).extend(
+                (topic, index) for index, state in enumerate(topic.partitions) if self._node_id in state.replicas
+            )
         for delay_ms, partitions in removed.items():
             await self._remove(partitions, delay_ms)
 
@@ -279,7 +342,7 @@ class Reconciler:
             return False
         async with self._lock:
             count = len(self.to_reopen)
-            topics = self._image.topics
+            topics = self._applied.topics
             await self._open_all(
                 [
                     (topics[name], index, config, False)
@@ -295,20 +358,23 @@ class Reconciler:
         this.
         """
         async with self._lock:
-            topic = self._image.topics.get(key.topic)
-            if topic is None or key.partition >= len(topic.partitions):
+            topic, applied = self._image.topics.get(key.topic), self._applied.topics.get(key.topic)
+            if topic is None or applied is None or applied.topic_id != topic.topic_id:
+                return  # `apply` still has to remove the log of a deleted topic
+            if key.partition >= len(applied.partitions):
                 return
             if may_be_replaced(topic.partitions[key.partition]):
                 config = self._topic_config(self._image, key.topic)
-                await self._remove([(topic, key.partition)], config.file_delete_delay_ms)
+                await self._remove([(topic, key.partition)], config.file_delete_delay_ms, replaces=True)
                 await self._open_all([(topic, key.partition, config, True)])
                 self._note_changed_partitions()
 
     # Removal
 
-    async def _remove(self, removed: list[tuple["TopicImage", int]], delay_ms: int) -> None:
-        """Remove partitions whose topic is deleted, of which this broker has no replica any more, or whose log is to be
-        replaced.
+    async def _remove(self, removed: list[tuple["TopicImage", int]], delay_ms: int, *, replaces: bool = False) -> None:
+        """Remove partitions whose topic is deleted or of which this broker has no replica any more. With `replaces`,
+        remove partitions whose logs are to be replaced. Otherwise a partition stays if this broker has a replica of it
+        again in the newest image.
 
         All partitions are removed together, so that they share the syncs of their directories.
         """
@@ -318,6 +384,8 @@ class Reconciler:
         for number, (topic, index) in enumerate(removed, 1):
             if number % HOUSEKEEPING_BATCH == 0:
                 await self._runtime.tasks.sleep(0)
+            if not replaces and self._has_replica(topic, index):
+                continue
             table.unopened.pop((topic.name, index), None)
             self.to_reopen.pop((topic.name, index), None)
             partition = table.opened.pop((topic.name, index), None)
@@ -381,6 +449,16 @@ class Reconciler:
             logger.error("deleted partition not removed path=%s reason=%s", retired, error)
             if error.errno in TEMPORARY_ERRORS:
                 self.remove_later(retired, REMOVE_AGAIN_MS)
+
+
+def _deleted_topics(old: "MetadataImage", new: "MetadataImage") -> "Iterator[TopicImage]":
+    """Yield the topics of `old` that do not exist in `new`, where another topic may have the same name."""
+    if old.topics is new.topics:
+        return
+    for name, topic in old.topics.items():
+        current = new.topics.get(name)
+        if current is None or current.topic_id != topic.topic_id:
+            yield topic
 
 
 def _is_known(image: "MetadataImage", key: TopicPartition) -> bool:

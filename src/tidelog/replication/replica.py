@@ -63,6 +63,9 @@ class BecameLeader(NamedTuple):
     isr: tuple[int, ...]
     replicas: tuple[int, ...]
     min_insync_replicas: int
+    is_late: bool = False
+    """Whether the partition may have changed in this leader epoch before this broker received the metadata of the
+    epoch. Then a follower may have sent a fetch in this epoch before the change."""
 
 
 class BecameFollower(NamedTuple):
@@ -317,6 +320,11 @@ class Replica:
         """
         return self.high_watermark >= self.epoch_start
 
+    @property
+    def leads_after_cut(self) -> bool:
+        """Whether this replica is to lead as soon as the running cut has ended."""
+        return self._promotion is not None
+
     # Roles
 
     def _became_leader(self, event: BecameLeader, now_ms: int) -> list[Effect]:
@@ -330,9 +338,13 @@ class Replica:
                 return []
             self.isr.min_insync_replicas = event.min_insync_replicas
             self.isr.commit(event.replicas, event.isr, event.partition_epoch)
+            self.isr.joins_after_ms = now_ms
             self._update_is_alone()
             return self._advance(now_ms)
-        resigned = self._resigned if event.leader_epoch == self.leader_epoch else None
+        resigned = None
+        if event.leader_epoch == self.leader_epoch:
+            resigned = self._resigned
+            event = event._replace(is_late=True)
         effects = self._end_epoch(event.leader_epoch)
         if self._cut_is_running:
             self._promotion = event, now_ms
@@ -367,6 +379,8 @@ class Replica:
             lag_max_ms=self._lag_max_ms,
             now_ms=now_ms,
         )
+        if event.is_late:
+            self.isr.joins_after_ms = now_ms
         if resigned is not None:
             self.isr.continue_proposal(resigned, now_ms)
         self._update_is_alone()
@@ -500,7 +514,9 @@ class Replica:
         follower.fetched(event.offset, event.broker_epoch, self.end_offset, now_ms, event.proved_ms)
         follower.log_start_offset = event.log_start_offset
         effects: list[Effect] = []
-        if isr.proposed is None and isr.may_join(event.broker, self.high_watermark, self.epoch_start, self._eligible):
+        if isr.proposed is None and isr.may_join(
+            event.broker, self.high_watermark, self.epoch_start, self._eligible, event.proved_ms
+        ):
             effects.append(self._ask((*isr.committed, event.broker)))
         return effects + self._advance(now_ms)
 

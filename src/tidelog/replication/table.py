@@ -73,7 +73,7 @@ class PartitionTable:
         """Return the name of the topic with this id. Raises UnknownTopicId."""
         name = self.topic_names.get(topic_id)
         if name is None:
-            raise UnknownTopicId("no topic has this id; it may have been deleted and created again")
+            raise UnknownTopicId("no topic has this id; the client's topic may have been deleted and created again")
         return name
 
     def __iter__(self) -> "Iterator[Partition]":

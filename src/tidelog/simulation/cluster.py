@@ -87,8 +87,8 @@ class SimNode:
 
 
 class SimCluster:
-    """Brokers with the numbers 1, 2, ..., and the store that they share. `settings` contains the settings of all
-    brokers by name; `{node_id}` in a value is replaced by the broker's number.
+    """Brokers with the numbers 1, 2, ..., and the store that they share. `settings` maps the name of each setting
+    to its value for all brokers; `{node_id}` in a value is replaced by the broker's number.
     """
 
     def __init__(self, world: World, brokers: int, settings: dict[str, str] | None = None) -> None:
@@ -103,7 +103,7 @@ class SimCluster:
         return [node.address for node in self.nodes]
 
     async def start(self) -> None:
-        """Start all brokers that are not running, in parallel."""
+        """In parallel, start all brokers that are not running."""
         await asyncio.gather(*(node.start() for node in self.nodes if not node.running))
 
     def client(self, name: str) -> ClusterClient:

@@ -70,7 +70,7 @@ class ClusterClient:
             return result
 
     async def _ask_all(self, requests: list[Request]) -> list[Message | BrokerUnreachable]:
-        if len(requests) == 1:  # no task is needed; creating tasks would take a tenth of the time
+        if len(requests) == 1:  # no task is needed: creating one would take a tenth of the client's run time
             return [await self.ask(requests[0])]
         return list(await asyncio.gather(*(self.ask(request) for request in requests)))
 

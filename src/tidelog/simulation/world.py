@@ -113,7 +113,7 @@ class SimHost:
         return self._runtime
 
     def insert(self, disk: SimDisk) -> None:
-        """Replace the disk of a host without a process, for example by the result of `SimDisk.power_cut`."""
+        """Replace the disk, for example by the result of `SimDisk.power_cut`. The host must not have a process."""
         assert self._runtime is None, f"{self.name} is running"
         world = self._world
         rng = world.rng(f"{self.name}/inserted disk/{self.starts}")

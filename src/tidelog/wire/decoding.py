@@ -210,7 +210,7 @@ class _Source:
             self.indent += 1
             self.field(struct_class, field, f"{target}.{field.attribute}")
             self.flush()
-            self.fail(f"p != {end}", field.name, "does not fill its tagged field")
+            self.fail(f"p != {end}", field.name, "does not exactly fill its tagged field")
             self.indent -= 1
         self.emit("else:")
         self.emit(f"    p = {end}")
@@ -254,7 +254,7 @@ class _Source:
     def length(self, field: Field, nullable: bool, compact: bool, code: str, null: str) -> str:
         """Write the lines that read a length, and return the name of the variable that holds it.
 
-        The variable holds a compact length in its encoded form, which is the real length plus one. If `nullable`,
+        If the length is compact, the variable holds its encoded form, which is the real length plus one. If `nullable`,
         the lines that follow are indented into the branch for "not null".
         """
         length = self.temporary("n")
@@ -330,7 +330,7 @@ class _Source:
         self.indent -= nullable
 
     def numbers(self, code: str, target: str, count: str, size: int) -> None:
-        """Read `count` numbers, STEP_NUMBERS at a time."""
+        """Write the lines that read an array of `count` numbers, at most STEP_NUMBERS with one unpack."""
         self.emit(f"{target} = []")
         self.emit(f"while {count} > {STEP_NUMBERS}:")
         self.emit(f"    {target} += unpack_from('>{STEP_NUMBERS}{code}', view, p)")
@@ -342,7 +342,7 @@ class _Source:
         self.emit(f"    p += {count} * {size}")
 
     def bytes_min(self, struct_class: type[Struct], field: Field) -> int:
-        """Return a lower bound on the bytes of one value of the field's type; for an array, of one element."""
+        """Return a lower bound on the encoded size of `field`, in bytes. For an array, the bound is for one element."""
         if field.type in FIXED_BYTES:
             return FIXED_BYTES[field.type]
         if not field.is_struct:

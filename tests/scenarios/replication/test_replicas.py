@@ -82,6 +82,12 @@ class Scenario:
             cluster.set_min_isr(int(words[0]))
         elif verb == "hold":
             cluster.holds_cuts = True
+        elif verb == "hold-fetch":
+            cluster.hold_fetch(int(words[0]))
+        elif verb == "deliver-fetch":
+            cluster.deliver_fetch()
+        elif verb == "lose-log":
+            cluster.lose_log(int(words[0]))
         else:
             self.do_node(verb, int(words[0]), words[1:])
 

@@ -21,7 +21,7 @@ def services(replica: tuple[int, int] | None, image: tuple[int, int] | None) -> 
         topics[TOPIC] = SimpleNamespace(partitions=[SimpleNamespace(leader=image[0], leader_epoch=image[1])])
     return SimpleNamespace(
         partitions=SimpleNamespace(find=lambda topic, index: partition if index == 0 else None),
-        metadata=SimpleNamespace(image=SimpleNamespace(topics=topics)),
+        metadata=SimpleNamespace(newest=SimpleNamespace(topics=topics)),
     )
 
 

@@ -2,17 +2,22 @@
 
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tidelog.cli import broker_changes, broker_settings
 from tidelog.cli.broker_settings import (
     BrokerSetting,
     Layer,
     convert_value,
+    setting_value_text,
     start_place,
     value_or_hidden,
     with_replacement,
 )
+from tidelog.cli.cluster import origin
 from tidelog.cli.main import main
 from tidelog.testing import Broker
 
@@ -127,6 +132,40 @@ def test_what_a_topic_has_from_its_broker_is_shown_with_it(bootstrap: str, capsy
     assert found["retention.ms"] == ("1000", "topic")
     assert found["segment.bytes"] == ("2000000", "broker's start settings")
     assert "default" not in {origin for _, origin in found.values()}
+
+
+@pytest.mark.parametrize("source", range(7))
+def test_only_settings_of_the_start_are_from_the_start(source: int) -> None:
+    """Source 4 (KIP-226) is the start. The others are values that were altered, defaults, loggers, and unknown."""
+    assert setting("num.partitions", "3", origin(source)).is_from_start == (source == 4)
+    assert setting("num.partitions", "3", "server.properties:3").is_from_start
+
+
+def test_an_empty_value_is_a_value() -> None:
+    assert setting_value_text(setting("log.dirs", None)) == "(none)"
+    assert setting_value_text(setting("log.dirs", "")) == '""'
+    assert setting_value_text(setting("log.dirs", "/d")) == "/d"
+    assert setting_value_text(setting("log.dirs", "")._replace(sensitive=True)) == "(hidden)"
+    assert value_or_hidden("log.dirs", "") == '""'
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (["node.id"], "; node.id changes only at a restart: put it into the broker's configuration file"),
+        (
+            ["log.dirs", "node.id"],
+            "; log.dirs, node.id change only at a restart: put them into the broker's configuration file",
+        ),
+    ],
+)
+def test_the_remedy_for_settings_that_need_a_restart(
+    names: list[str], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described = [setting(name, "1")._replace(read_only=True) for name in names]
+    monkeypatch.setattr(broker_settings, "describe_settings", lambda *arguments: described)
+    target: Any = SimpleNamespace(is_all_brokers=True, client=None, address=None, number=1)
+    assert broker_changes.remedy(target, dict.fromkeys(names, "2"), f"cannot alter {', '.join(names)}") == text
 
 
 def test_a_secret_that_was_set_is_not_printed() -> None:

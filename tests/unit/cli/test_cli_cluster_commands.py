@@ -38,7 +38,7 @@ from tidelog.wire.messages.list_partition_reassignments import (
     OngoingPartitionReassignment,
     OngoingTopicReassignment,
 )
-from tidelog.wire.messages.metadata import MetadataResponse, MetadataResponseBroker
+from tidelog.wire.messages.metadata import MetadataResponse, MetadataResponseBroker, MetadataResponseTopic
 from tidelog.wire.messages.unregister_broker import UnregisterBrokerResponse
 from tidelog.wire.messages.update_features import UpdateFeaturesResponse
 
@@ -78,7 +78,9 @@ class FakeCluster:
 
     def metadata(self, request: Any) -> MetadataResponse:
         brokers = [MetadataResponseBroker(number, self.broker.host, self.broker.port) for number in (1, 2, 3)]
-        return MetadataResponse(brokers=brokers, controller_id=1)
+        names = ["orders"] if request.topics is None else [topic.name for topic in request.topics]
+        topics = [MetadataResponseTopic(0 if name == "orders" else 3, name) for name in names]
+        return MetadataResponse(brokers=brokers, controller_id=1, topics=topics)
 
     def describe_cluster(self, request: Any) -> DescribeClusterResponse:
         brokers = [
@@ -192,7 +194,7 @@ def test_a_topic_that_is_refused_does_not_hide_the_others(
     cluster.broker.answers["ListPartitionReassignments"] = lambda _: ListPartitionReassignmentsResponse(error_code=31)
     ran = tidelog("cluster", "status", "--all", code=3)
     assert "orders" in ran.text
-    assert "partitions of 1 topic not known" in ran.text
+    assert "Partitions: 1 led by another. The partitions of 1 topic are not known.\n" in ran.text
     notes = ran.errors.splitlines()
     assert "topic secret: TOPIC_AUTHORIZATION_FAILED" in notes[0]
     assert "unfinished moves cannot be read" in notes[1]
@@ -348,11 +350,39 @@ def test_unfinished_moves_are_listed_watched_and_cancelled(cluster: FakeCluster)
     assert tidelog("cluster", "reassign", "--watch").text == "No partition moves.\n"
 
 
+def test_moves_of_a_topic_that_does_not_exist_are_not_no_moves(cluster: FakeCluster) -> None:
+    cluster.unfinished = {1: ([2, 3], 100)}
+    for option in ([], ["--watch"], ["--cancel"]):
+        ran = tidelog("cluster", "reassign", "--topics", "ordres", *option, code=1)
+        assert ran.errors == "Error: no such topic: ordres; did you mean orders?\n"
+    cluster.unfinished.clear()
+    for option in ([], ["--watch"], ["--cancel"]):
+        ran = tidelog("cluster", "reassign", "--topics", "orders", *option)
+        assert ran.text == "No partition of orders moves.\n"
+
+
+def test_a_topic_whose_settings_are_refused_is_named(cluster: FakeCluster) -> None:
+    """Otherwise the state would be better than it is: with fewer in-sync replicas than min.insync.replicas."""
+    cluster.broker.answers["DescribeConfigs"] = lambda request: DescribeConfigsResponse(
+        results=[
+            DescribeConfigsResult(ErrorCode.TOPIC_AUTHORIZATION_FAILED, None, each.resource_type, each.resource_name)
+            for each in request.resources
+        ]
+    )
+    notes = tidelog("cluster", "status").errors
+    refused = "min.insync.replicas of topic orders cannot be read, and is taken to be 1: TOPIC_AUTHORIZATION_FAILED"
+    assert f"Note: {refused}\n" in notes
+    assert "2 partitions would" in tidelog("cluster", "reassign", "--brokers", "1,3").text, (
+        "plans do not need the setting"
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "error"),
     [
         (["--brokers", "1,x"], 2, "--brokers takes the numbers of brokers, for example --brokers 1,2,3, not '1,x'"),
-        (["--brokers", "1,7"], 1, "there is no broker 7; the cluster has 1, 2, 3"),
+        (["--brokers", "1,7"], 1, "there is no broker 7; the cluster has the brokers 1, 2, 3"),
+        (["--brokers", "1,7,9"], 1, "there are no brokers 7, 9; the cluster has the brokers 1, 2, 3"),
         (["--brokers", "1"], 1, "partition orders-0 needs 2 brokers for its replicas, and only 1 may be used (1)"),
         (["--execute"], 2, "there is no plan: name the brokers with --brokers"),
         (["--brokers", "1,2", "--cancel"], 2, "cannot be combined"),
@@ -395,7 +425,10 @@ def test_a_broker_without_replicas_that_does_not_run_is_unregistered(cluster: Fa
         "broker 3 is active, and would register again: stop it first"
         in tidelog("cluster", "unregister", "3", code=1).errors
     )
-    assert "there is no broker 9; the cluster has 1, 2, 3" in tidelog("cluster", "unregister", "9", code=1).errors
+    assert (
+        "there is no broker 9; the cluster has the brokers 1, 2, 3"
+        in tidelog("cluster", "unregister", "9", code=1).errors
+    )
     assert not cluster.requests("UnregisterBroker")
     cluster.fenced = {3}
     assert tidelog("cluster", "unregister", "3").text == "Broker 3 is no longer registered.\n"

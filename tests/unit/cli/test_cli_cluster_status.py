@@ -14,6 +14,7 @@ from tidelog.cli.cluster_status import (
     print_status,
     state_json,
     state_words,
+    summary_text,
     troubles_of,
 )
 
@@ -88,6 +89,14 @@ def test_the_whole_picture(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_healthy_cluster_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     print_status(state(HEALTHY), all_partitions=False)
     assert capsys.readouterr().out.endswith("\nEvery partition has a leader, and all replicas are in sync.\n")
+
+
+def test_topics_that_cannot_be_described_are_no_kind_of_partitions() -> None:
+    none = {trouble.key: 0 for trouble in cluster_status.TROUBLES}
+    assert summary_text(none, 0, 1) == "The partitions of 1 topic are not known."
+    assert summary_text(none | {"offline": 2}, 1, 3) == (
+        "Partitions: 2 offline, 1 moving. The partitions of 3 topics are not known."
+    )
 
 
 def test_many_partitions_are_cut_off(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,10 @@ def test_a_word_is_never_broken() -> None:
 
 def test_only_examples_are_broken() -> None:
     text = "What it does, in more words than fit.\n\nExamples:\n\n  $ tidelog topic list --json\n  $ tidelog topic list"
-    assert break_examples(text, 22) == text.replace("list --json", "list \\\n      --json")
+    broken = break_examples(text, 24)
+    assert broken == text.replace("list --json", "list \\\n      --json")
+    assert max(len(line) for line in broken.splitlines() if "$" in line) == 24
+    assert break_examples(text, 23) == text.replace("topic list --json", "topic \\\n      list --json")
 
 
 def test_commands_without_a_help_stay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,7 @@ def test_moving(tidelog: Running) -> None:
         (["--move", "refused-0=/no/such"], "/no/such is not a data directory of broker 1; its data directories are "),
         (["--move", "refused-7=/no/such"], "refused-7 is in no usable data directory on any broker"),
         (["--move", "refused-0=/no/such", "--broker", 5], "refused-0 is in no usable data directory on broker 5"),
-        (["--broker", 5], "there is no broker 5; the cluster has 1"),
+        (["--broker", 5], "there is no broker 5; the cluster has the broker 1"),
         (["--topic", "nothing"], "no directory has a partition of nothing"),
     ],
 )
@@ -120,7 +120,7 @@ def test_moves_are_parsed_from_the_right() -> None:
 
 
 def test_the_states_of_directories_and_copies() -> None:
-    copy = Replica("t", 0, 10, 7, True)
+    copy = Replica("t", 0, 10, 1, True)
     found = [
         LogDirectory(1, "/a", "KAFKA_STORAGE_ERROR", -1, -1, False, []),
         LogDirectory(1, "/b", "", 4096, 1024, True, [copy, Replica("t", 1, 2048, 0, False)]),
@@ -130,6 +130,6 @@ def test_the_states_of_directories_and_copies() -> None:
         ["cordoned", "2", "2.0 KiB", "1.0 KiB", "4.0 KiB"],
     ]
     assert [row[2:] for row in partition_table(found).rows] == [
-        ["t-0", "10 B", "moving here, 7 offsets behind"],
+        ["t-0", "10 B", "moving here, 1 offset behind"],
         ["t-1", "2.0 KiB", "in use"],
     ]

@@ -119,7 +119,11 @@ def test_an_escape_that_is_no_character_is_refused(text: str) -> None:
         (0, "0 B"),
         (1023, "1023 B"),
         (1536, "1.5 KiB"),
+        ((100 << 10) - 1, "100 KiB"),
         (200 << 10, "200 KiB"),
+        ((1 << 20) - 1, "1.0 MiB"),
+        (-(1 << 20) + 1, "-1.0 MiB"),
+        (-(200 << 10), "-200 KiB"),
         (3 << 30, "3.0 GiB"),
         (5 << 40, "5.0 TiB"),
     ],
@@ -481,7 +485,20 @@ def test_rates_of_a_curve() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "text"), [(0, "0"), (0.25, "0.25"), (999, "999"), (1000, "1k"), (1234567, "1.23M"), (5e9, "5G")]
+    ("number", "text"),
+    [
+        (0, "0"),
+        (0.25, "0.25"),
+        (999, "999"),
+        (999.4, "999"),
+        (999.9, "1k"),
+        (1000, "1k"),
+        (999_999, "1M"),
+        (1_234_567, "1.23M"),
+        (5e9, "5G"),
+        (1e12, "1T"),
+        (1234e12, "1234T"),
+    ],
 )
 def test_short_numbers(number: float, text: str) -> None:
     assert short_number(number) == text

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -129,6 +130,11 @@ def test_a_plan_survives_its_document() -> None:
     assert after(undone, moves_from_document(plan_document(moves, before=True), undone)) == [[1, 2], [2, 3]]
 
 
+def plan(**fields: object) -> dict[str, Any]:
+    """Return a plan for one partition with these fields."""
+    return {"version": 1, "partitions": [{"topic": "orders", "partition": 0, "replicas": [1, 3]} | fields]}
+
+
 @pytest.mark.parametrize(
     ("document", "error"),
     [
@@ -138,13 +144,33 @@ def test_a_plan_survives_its_document() -> None:
         ({"version": 1, "partitions": [{"topic": "orders", "partition": 0, "replicas": [1, 1]}]}, "different brokers"),
         (
             {"version": 1, "partitions": [{"topic": "orders", "partition": 0, "replicas": ["1"]}]},
-            "numbers of different",
+            "different brokers",
         ),
+        (plan(replicas=[True, 2]), r"different brokers, not \[true, 2\]"),
+        (plan(replicas=[-1]), "different brokers"),
+        (plan(replicas=[]), r"one or more different brokers, not \[\]"),
+        (plan(replicas="12"), "the plan is not of the form"),
+        (plan(replicas={"1": 2}), "the plan is not of the form"),
+        (plan(topic=["orders"]), "the plan is not of the form"),
+        (plan(partition=[0]), r'the plan is not of the form .*: TypeError in {"topic": "orders", "partition": \[0\]'),
+        (plan(partition=True), "the plan is not of the form"),
+        ({"version": 1, "partitions": 3}, "the plan is not of the form"),
+        ({"version": 1, "partitions": ["orders"]}, "the plan is not of the form"),
+        (
+            {"version": 1, "partitions": plan()["partitions"] + plan(replicas=[2])["partitions"]},
+            "the plan contains orders-0 2 times",
+        ),
+        (plan(log_dirs=["any", "/disk2"]), "the plan for orders-0 has log_dirs, which are not supported"),
     ],
 )
 def test_malformed_plans(document: object, error: str) -> None:
     with pytest.raises(UsageError, match=error):
         moves_from_document(document, partitions([1, 2]))
+
+
+def test_plans_of_kafkas_tool() -> None:
+    [move] = moves_from_document(plan(log_dirs=["any", "any"]), partitions([1, 2]))
+    assert move.after == [1, 3]
 
 
 def test_a_plan_for_an_unknown_partition() -> None:

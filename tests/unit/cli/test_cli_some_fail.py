@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from cli_harness import Answer, AnsweringBroker, answering, tidelog
+from tidelog.cli.cluster import KnownOffsets, Offsets, PartitionState, TopicState
 from tidelog.cli.main import main
+from tidelog.cli.topic import records_text
 from tidelog.runtime.disk import LocalDisk
 from tidelog.testing import Broker
 from tidelog.wire.errors import ErrorCode
@@ -112,8 +114,8 @@ def describe_settings(request: Any) -> Message:
 
 
 @contextmanager
-def half_a_cluster() -> Iterator[str]:
-    """Two brokers of which one cannot be reached; yields the other's address."""
+def half_a_cluster(**changes: Answer) -> Iterator[str]:
+    """Two brokers of which one cannot be reached; yields the other's address. `changes` has other answers."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         unreachable = taken.getsockname()[1]
     answers: dict[str, Answer] = {
@@ -131,6 +133,7 @@ def half_a_cluster() -> Iterator[str]:
         "DescribeLogDirs": lambda _: DescribeLogDirsResponse(
             results=[LogDir(0, "/disk1", []), LogDir(ErrorCode.KAFKA_STORAGE_ERROR, "/disk2", [])]
         ),
+        **changes,
     }
     with answering(answers, {"OffsetFetch": 9}) as broker:
         yield broker.bootstrap
@@ -164,6 +167,16 @@ def test_groups_are_listed_as_far_as_they_are_known(where: Where) -> None:
     assert problems["sound"] is None
     assert "GROUP_AUTHORIZATION_FAILED" in problems["refused"]
     assert tidelog("group", "list", "--names", *where).text.split() == sorted(STATES)
+
+
+def test_it_is_not_said_that_there_are_no_groups_while_a_broker_does_not_answer() -> None:
+    """The other broker may keep groups."""
+    with half_a_cluster(ListGroups=lambda _: ListGroupsResponse()) as bootstrap:
+        for command in ("list", "lag"):
+            ran = tidelog("group", command, "--bootstrap", bootstrap)
+            assert ran.text == ""
+            assert ran.errors.startswith("Note: broker 127.0.0.1:")
+            assert ran.errors.count("\n") == 1
 
 
 LAGS = [["sound", "near", "0", "3", "10", "7", "-"], ["sound", "near", "1", "-", "-", "-", "-"]]
@@ -284,3 +297,12 @@ def test_deleting_what_can_be_deleted() -> None:
         ran = tidelog("topic", "delete", "a", "none", "b", "--yes", *where, code=1)
         assert ran.text == "Deleted topic a.\nDeleted topic b.\n"
         assert main(["topic", "list", *where]) == 0
+
+
+def test_partitions_that_cannot_be_read_are_not_empty_when_a_topic_is_deleted() -> None:
+    partitions = [PartitionState(number, 1, [1], [1]) for number in range(3)]
+    topic = TopicState("orders", "", False, partitions)
+    known = {("orders", number): Offsets(0, 5) for number in range(3)}
+    assert records_text(topic, KnownOffsets(known, {})) == "15 records"
+    del known["orders", 1]
+    assert records_text(topic, KnownOffsets(known, {})) == "at least 10 records (1 partition cannot be read)"

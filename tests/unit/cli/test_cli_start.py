@@ -271,6 +271,20 @@ def test_it_says_where_it_listens_and_stops_in_order(number: int, capsys: pytest
 
 
 @pytest.mark.usefixtures("handlers")
+def test_a_handler_that_python_did_not_install_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python returns None for it, and cannot install it again."""
+    install = signal.signal
+
+    def without_former_handler(number: int, handler: Any) -> None:
+        install(number, handler)
+
+    monkeypatch.setattr(signal, "signal", without_former_handler)
+    runtime = FakeRuntime(once_started=lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert run(runtime) == 0
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.usefixtures("handlers")
 def test_a_broker_that_cannot_go_on_stops_and_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     runtime = FakeRuntime(failure="no data directory is left: /data: Input/output error")
     assert run(runtime) == 1

@@ -13,7 +13,9 @@ import pytest
 
 from cli_harness import Answer, AnsweringBroker, answering, tidelog
 from process_harness.terminal import on_a_terminal
+from tidelog.cli import transactions
 from tidelog.cli.transactions import parse_states
+from tidelog.client.transactions import Transaction
 from tidelog.testing import Broker
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.message import Message
@@ -228,7 +230,7 @@ def test_a_broker_that_does_not_exist_or_has_no_replica(unchanged: Stage) -> Non
     """An empty result would say that nothing is wrong there."""
     for command in (["find-hanging"], ["describe-producers", "--topic", "orders"]):
         missing = unchanged("transaction", *command, "--broker-id", "7", code=1).errors
-        assert missing == "Error: there is no broker 7; the cluster has 1\n"
+        assert missing == "Error: there is no broker 7; the cluster has the broker 1\n"
     with half_a_cluster() as where:
         arguments = ("transaction", "describe-producers", "--topic", "near:1", "--broker-id", "1")
         assert "broker 1 has no replica of these partitions of near" in tidelog(*arguments, *where, code=1).errors
@@ -481,11 +483,68 @@ def test_a_transaction_that_ended_meanwhile_does_not_hang() -> None:
     assert calls == 2
 
 
+def test_a_transaction_of_which_it_is_not_known_whether_it_ended_fails_the_search() -> None:
+    calls = 0
+
+    def refused_at_the_second_call(request: Any) -> Message:
+        nonlocal calls
+        calls += 1
+        refused = PartitionResponse(0, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        return (
+            describe_producers(request)
+            if calls == 1
+            else DescribeProducersResponse(topics=[TopicResponse("near", [refused])])
+        )
+
+    with half_a_cluster(DescribeProducers=refused_at_the_second_call) as where:
+        ran = tidelog("transaction", "find-hanging", "--topic", "near:0", *where, code=1)
+    assert "Error: near-0: TOPIC_AUTHORIZATION_FAILED" in ran.errors
+    assert "No transaction hangs" not in ran.errors
+
+
 def test_an_end_that_is_decided_cannot_be_aborted() -> None:
     with half_a_cluster() as where:
         refused = tidelog("transaction", "abort", "prepared", "--yes", *where, code=1).errors
-    assert "the end of the transaction of prepared is decided already (state prepare commit)" in refused
-    assert "its markers are still missing in near 1" in refused
+    start = "Error: the end of the transaction of prepared is decided already (state prepare commit): "
+    assert refused.startswith(f"{start}its markers are still missing in near 1")
+
+    def without_partitions(request: Any) -> Message:
+        return DescribeTransactionsResponse(
+            transaction_states=[Described(0, name, "PrepareCommit", 60_000, OLD_MS, 12) for name in IDS]
+        )
+
+    with half_a_cluster(DescribeTransactions=without_partitions) as where:
+        refused = tidelog("transaction", "abort", "prepared", "--yes", *where, code=1).errors
+    assert refused.startswith(f"{start}all its markers are written, and the coordinator will record the end")
+
+
+def test_a_state_that_a_broker_does_not_know_is_named() -> None:
+    def without_dead(request: Any) -> Message:
+        assert request.state_filters == ["Ongoing", "Dead"]
+        return ListTransactionsResponse(unknown_state_filters=["Dead"])
+
+    with half_a_cluster(ListTransactions=without_dead) as where:
+        ran = tidelog("transaction", "list", "--state", "ongoing", "--state", "dead", *where)
+    assert (
+        "Note: the state dead is not known to 1 broker, so transactional ids in this state may be missing" in ran.errors
+    )
+    assert "No transactional id matches" not in ran.errors
+
+
+def test_transactional_ids_are_described_in_the_order_of_the_command_line() -> None:
+    """Their coordinators answer in another order."""
+    described: dict[str, Any] = {
+        "b": Transaction("b", 1, 2, 0, "Ongoing", 60_000, None, []),
+        "a": Transaction("a", 2, 1, 0, "Ongoing", 60_000, None, []),
+    }
+
+    class Client:
+        def describe_transactions(self, names: list[str]) -> dict[str, Any]:
+            assert names == ["a", "b"]
+            return described
+
+    client: Any = Client()
+    assert list(transactions.describe_transactions(client, ["a", "b", "a"]).transactions) == ["a", "b"]
 
 
 def test_a_broker_that_does_not_know_the_filter() -> None:

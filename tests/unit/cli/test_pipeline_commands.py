@@ -11,6 +11,7 @@ import pytest
 
 from tidelog.cli import pipeline_run
 from tidelog.cli.app import run
+from tidelog.cli.pipeline_files import add_files
 from tidelog.pipelines.loading import load
 from tidelog.pipelines.state import PipelineState
 
@@ -217,3 +218,13 @@ def test_a_pack_has_the_packages_and_no_caches(tmp_path: Path, capsys: pytest.Ca
         names = packed.getnames()
     assert {"tidelog/__init__.py", "pyspark_tidelog/source.py", "cramjam/__init__.py"} <= {*names}
     assert not [name for name in names if "__pycache__" in name or name.startswith(("/", ".."))]
+
+
+def test_an_installation_below_a_directory_of_tests_is_packed(tmp_path: Path) -> None:
+    root = tmp_path / "tests/site-packages"
+    for name in ("six.py", "pkg/__init__.py", "pkg/tests/test_pkg.py", "pkg/__pycache__/x.pyc"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    with tarfile.open(tmp_path / "packed.tar", "w") as archive:
+        add_files(archive, root, sorted(root.rglob("*")))
+        assert archive.getnames() == ["pkg/__init__.py", "six.py"]

@@ -13,7 +13,7 @@ import pytest
 
 from cli_harness import answering
 from tidelog.cli.connection import client_error
-from tidelog.cli.errors import UsageError
+from tidelog.cli.errors import CommandError, UsageError
 from tidelog.cli.security import security_of
 from tidelog.client.blocking import Client, ClientConfig
 from tidelog.client.cluster import Address
@@ -280,6 +280,18 @@ def test_settings_without_effect_are_refused() -> None:
         with pytest.raises(UsageError, match=f"has no effect with .*: add -X security.protocol={wanted}$"):
             security_of(settings)
     assert security_of(login | {"security.protocol": "SASL_PLAINTEXT"}).sasl == Sasl("PLAIN", "a", "b")
+    for name in ("ssl.key.location", "ssl.key.password"):
+        with pytest.raises(UsageError, match=f"-X {name} has no effect without -X ssl.certificate.location=FILE"):
+            security_of({"security.protocol": "SSL", name: KEY})
+
+
+def test_an_error_names_the_settings_with_the_certificates() -> None:
+    settings = {"security.protocol": "SSL", "ssl.ca.pem": "no certificate"}
+    with pytest.raises(CommandError, match=r"the certificates for TLS cannot be used: .*; they are from ssl\.ca\.pem$"):
+        security_of(settings)
+    settings |= {"ssl.certificate.location": CERTIFICATE, "ssl.key.password": "hush"}
+    with pytest.raises(CommandError, match=f"from ssl.ca.pem, ssl.certificate.location={CERTIFICATE}$"):
+        security_of(settings)
 
 
 def test_a_failed_handshake_names_the_setting_that_may_have_to_change() -> None:

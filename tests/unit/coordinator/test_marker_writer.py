@@ -62,7 +62,7 @@ class Stage:
         runtime: Any = SimpleNamespace(
             tasks=LoopTasks(self.loop), clock=SimpleNamespace(monotonic=lambda: self.loop.time())
         )
-        metadata: Any = SimpleNamespace(image=image)
+        metadata: Any = SimpleNamespace(newest=image)
         self.writer = MarkerWriter(runtime, NODE_ID, metadata, self._write, None)
 
     async def _write(self, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:

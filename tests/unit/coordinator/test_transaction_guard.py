@@ -73,7 +73,7 @@ class Stage:
         host = SimpleNamespace(address_of=lambda _key, _listener: (OTHER_ID, None))
         runtime: Any = SimpleNamespace(tasks=tasks, clock=SimpleNamespace(monotonic=self.loop.time))
         config: Any = SimpleNamespace(node_id=NODE_ID, get=lambda _name: 1000)
-        metadata: Any = SimpleNamespace(image=SimpleNamespace(brokers={OTHER_ID: object()}))
+        metadata: Any = SimpleNamespace(newest=SimpleNamespace(brokers={OTHER_ID: object()}))
         coordinators: Any = SimpleNamespace(host=host)
         channels: Any = self.channels
         self.guard = TransactionGuard(runtime, config, metadata, coordinators, channels)

@@ -88,6 +88,19 @@ def test_the_busiest_broker_is_killed_and_started_again(
     assert fault.step(100) == ""
 
 
+def test_no_broker_is_killed_while_the_leaders_are_not_known(
+    clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {ORDERS: [1, 2, 2], EVENTS: [2, 3, 1]}
+    without_events = {ORDERS: [1, 2, 2], EVENTS: []}
+    cluster = FakeCluster([None, without_events, known, {ORDERS: [1, 1, 3], EVENTS: [3, 3, 1]}])
+    fault = fault_of(cluster, monkeypatch)
+    for _ in range(2):
+        assert fault.step(KILL_AT_PERCENT) == ""
+        assert cluster.up == [1, 2, 3]
+    assert fault.step(KILL_AT_PERCENT).startswith("broker 2 killed with -9: 3 leaders moved")
+
+
 def test_partitions_that_get_no_leader(clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     leaders = {ORDERS: [3], EVENTS: [3]}
     fault = fault_of(FakeCluster([leaders]), monkeypatch)

@@ -39,8 +39,16 @@ def any_number(*records: Any) -> Any:
 @pytest.mark.parametrize(
     ("function", "arguments", "message"),
     [
-        (one, {"source": [topic("a"), topic("b")]}, r"there are 2 sources, but 1 parameters \(records\)"),
-        (two, {"source": topic("a")}, r"there are 1 sources, but 2 parameters \(left, right\)"),
+        (
+            one,
+            {"source": [topic("a"), topic("b")]},
+            r"the declaration has 2 sources, but the function has 1 parameter \(records\)",
+        ),
+        (
+            two,
+            {"source": topic("a")},
+            r"the declaration has 1 source, but the function has 2 parameters \(left, right\)",
+        ),
         (two, {"source": {"left": topic("a"), "rihgt": topic("b")}}, "but the parameters have the names left, rig"),
         (any_number, {"source": topic("a")}, r"parameter \*records: Any is not allowed"),
         (one, {"source": "a"}, "the source of parameter records is 'a', which cannot be read; use for example topic"),
@@ -125,6 +133,16 @@ def test_a_file_that_cannot_be_loaded(tmp_path: Path, text: str | None, message:
     if text is not None:
         (tmp_path / "sales.py").write_text(text)
     with pytest.raises(PipelineError, match=message):
+        load(str(tmp_path / "sales.py"))
+
+
+def test_an_error_in_an_imported_module_names_the_import_and_the_module(tmp_path: Path) -> None:
+    (tmp_path / "sales_helpers_2.py").write_text("def f(:\n")
+    (tmp_path / "sales.py").write_text("\n\nimport sales_helpers_2\n")
+    with pytest.raises(PipelineError, match=r"sales.py:3: SyntaxError: .*\(sales_helpers_2.py, line 1\)"):
+        load(str(tmp_path / "sales.py"))
+    (tmp_path / "sales.py").write_text("\nraise SyntaxError('odd')\n")
+    with pytest.raises(PipelineError, match=r"sales.py:2: SyntaxError: odd"):
         load(str(tmp_path / "sales.py"))
 
 

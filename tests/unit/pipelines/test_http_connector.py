@@ -139,14 +139,14 @@ def test_an_answer_that_is_not_http_is_a_failure_that_may_pass(server: Server) -
 
 def test_a_read_has_no_key_and_is_not_repeated_after_a_conflict(server: Server) -> None:
     server.statuses = [409]
-    with pytest.raises(PipelineError, match="GET failed after 1 attempts: status 409"):
+    with pytest.raises(PipelineError, match="GET failed after 1 attempt: status 409"):
         Endpoint(http(server.url).request, Paging("data.items", "next", None, "after")).page(None, 0)
 
 
 def test_errors_name_the_endpoint_and_no_secret(server: Server) -> None:
     server.statuses = [400]
     with pytest.raises(
-        PipelineError, match=r"http://127\.0\.0\.1:\d+/\*\*\*: POST failed after 1 attempts: status 400"
+        PipelineError, match=r"http://127\.0\.0\.1:\d+/\*\*\*: POST failed after 1 attempt: status 400"
     ) as refused:
         list(send_rows(iter(texts(1)), http(server.url).request, 1, "k"))
     assert not isinstance(refused.value, TemporaryError)

@@ -137,6 +137,30 @@ class TestDelta:
         with pytest.raises(PipelineError, match="the table cannot be read"):
             self.reader(tmp_path / "none")
 
+    @pytest.mark.parametrize("protocol", [(1, 2), (2, 5)])
+    @pytest.mark.parametrize("mode", ["none", "name"])
+    def test_only_mapped_columns_are_refused(self, tmp_path: Path, protocol: tuple[int, int], mode: str) -> None:
+        path = tmp_path / "t"
+        opened(delta(str(path)), None).write(Rows.numbers(0, 3), 0)
+        log = path / "_delta_log/00000000000000000000.json"
+        actions = [json.loads(line) for line in log.read_text().splitlines()]
+        for action in actions:
+            if "metaData" in action:
+                action["metaData"]["configuration"]["delta.columnMapping.mode"] = mode
+                schema = json.loads(action["metaData"]["schemaString"])
+                for number, field in enumerate(schema["fields"]):
+                    names = {"id": number, "physicalName": field["name"]}
+                    field["metadata"] = {f"delta.columnMapping.{name}": value for name, value in names.items()}
+                action["metaData"]["schemaString"] = json.dumps(schema)
+            if "protocol" in action:
+                action["protocol"] = dict(zip(("minReaderVersion", "minWriterVersion"), protocol, strict=True))
+        log.write_text("\n".join(map(json.dumps, actions)))
+        if mode == "none" or protocol == (1, 2):
+            assert read_on(self.reader(path), {})[1] == [0, 1, 2]
+        else:
+            with pytest.raises(PipelineError, match="the table uses column mapping"):
+                self.reader(path)
+
     def test_only_a_missing_file_means_that_the_log_no_longer_has_a_version(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -298,7 +322,10 @@ def test_a_file_that_changes_after_the_plan_is_not_read_as_another_one(tmp_path:
     [planned] = stream.partitions({}, end)
     log.rename(tmp_path / "app.log.1")
     log.write_bytes(b"the new file\n")
-    with pytest.raises(PipelineError, match="it was renamed after this micro-batch was planned"):
+    with pytest.raises(PipelineError, match="it was renamed or removed after this micro-batch was planned"):
+        next(stream.read(planned))
+    log.unlink()
+    with pytest.raises(PipelineError, match="it was renamed or removed after this micro-batch was planned"):
         next(stream.read(planned))
     [again] = stream.partitions({}, end)
     (tmp_path / "app.log.1").write_bytes(b"one\n")

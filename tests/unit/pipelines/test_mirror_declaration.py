@@ -8,9 +8,10 @@ from unittest.mock import MagicMock
 import pytest
 
 from tidelog.client.errors import GaveUp
+from tidelog.model.ids import TopicPartition
 from tidelog.pipelines import PipelineError, mirror
 from tidelog.pipelines.declarations import ATTRIBUTE, TemporaryError
-from tidelog.pipelines.mirror_check import Checker, main
+from tidelog.pipelines.mirror_check import Checker, GroupCheck, PartitionCheck, main, report
 from tidelog.pipelines.mirror_topics import SETTINGS_NOT_COPIED, Setting, setting_changes
 from tidelog.pipelines.mirror_writer import start_error
 from tidelog.pipelines.mirrors import Mirror
@@ -121,3 +122,15 @@ def test_a_comparison_of_nothing_is_an_error(
     monkeypatch.setattr(sys, "argv", ["mirror_check", str(tmp_path / "a.py")])
     assert main() == 2
     assert "a.py declares no mirror, so there is nothing to compare" in capsys.readouterr().err
+
+
+def test_the_report_counts_in_whole_words() -> None:
+    tp = TopicPartition("t", 0)
+    partitions = [PartitionCheck(tp, 1, ""), PartitionCheck(tp, 2, "")]
+    groups = [GroupCheck("g", tp, 5, 7, 1, 1), GroupCheck("g", tp, 5, 7, 1, 3)]
+    assert [*report(partitions, groups)] == [
+        ("t-0: 1 record, the same", True),
+        ("t-0: 2 records, the same", True),
+        ("group g, t-0: offset 5 became 7, 1 unread record", True),
+        ("group g, t-0: 1 unread record in the source, 3 in the target", False),
+    ]

@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from tidelog.pipelines import file, parquet, pipeline, queries, topic
+from tidelog.pipelines import file, http, parquet, pipeline, queries, topic
 from tidelog.pipelines.declarations import Pipeline, PipelineError
 from tidelog.pipelines.loading import declared_pipeline
 from tidelog.pipelines.queries import RunContext, RunningQuery, start_queries
@@ -150,3 +150,21 @@ def test_dead_letters_without_a_source_that_has_them_are_refused(source: Any, tm
     identity = state.create_identity(None)
     with pytest.raises(PipelineError, match="pipeline copied: dead_letters is set, but no source supports it"):
         start_queries(declared, MagicMock(), RunContext("127.0.0.1:1", once=True), state, identity)
+
+
+@pytest.mark.parametrize(
+    ("readers", "message"),
+    [
+        ({"a": 2, "b": 1}, r"sinks a and b read the pages of http\(\) in /pages, and"),
+        ({"a": 2}, r"sink a reads the pages of http\(\) in /pages twice, and"),
+        ({"a": 3}, r"sink a reads the pages of http\(\) in /pages 3 times, and"),
+    ],
+)
+def test_each_reader_of_pages_is_named_once(
+    readers: dict[str, int], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pyspark", reason="needs tidelog[spark]")
+    monkeypatch.setattr(queries, "streams_with_option", lambda count, _: ["/pages"] * count)
+    declared = Pipeline("p", print, {"pages": http("http://host/x")}, {}, "5 seconds")
+    with pytest.raises(PipelineError, match=message):
+        queries.refuse_shared_pages(declared, cast(Any, readers))

@@ -24,7 +24,7 @@ from sinks_harness.trials import (
     opened,
 )
 from tidelog.pipelines.declarations import PipelineError
-from tidelog.pipelines.sinks import written_files
+from tidelog.pipelines.sinks import targets, written_files
 from tidelog.pipelines.sinks.delta import OpenedDelta, delta
 from tidelog.pipelines.sinks.directory import DirectoryTarget
 from tidelog.pipelines.sinks.iceberg import OpenedIceberg, iceberg, load_catalog
@@ -282,3 +282,18 @@ def test_complete_replaces_all_rows(kind: type[Target], tmp_path: Path) -> None:
     assert target.ids() == []
     with pytest.raises(PipelineError, match="the output mode update needs"):
         target.open(mode="update")
+
+
+def test_only_the_newest_manifests_remain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if a micro-batch has no rows, or the driver ends after the manifest was created."""
+    monkeypatch.setattr(targets, "MANIFESTS_MAX", 2)
+    target = ParquetTarget(tmp_path)
+    sink = target.open()
+    sink.write(Rows.numbers(0, 10), 0)
+    sink.write(Rows.numbers(10, 20), 1)
+    sink.write(Rows.numbers(20, 20), 2)
+    with crash_at(monkeypatch, DirectoryTarget, "_publish"), pytest.raises(PlantedError):
+        sink.write(Rows.numbers(20, 30), 3)
+    target.open().write(Rows.numbers(20, 30), 3)
+    assert [path.stem for path in target.path.glob("_tidelog/*/*.json")] == ["000000003"]
+    assert target.ids() == list(range(30))

@@ -21,6 +21,7 @@ from tidelog.pipelines.sinks import commits
 from tidelog.pipelines.sinks.delta import delta
 from tidelog.pipelines.sinks.http import http, send_rows
 from tidelog.pipelines.sinks.iceberg import iceberg
+from tidelog.pipelines.sinks.object_errors import store_error
 from tidelog.pipelines.sinks.outages import is_outage
 from tidelog.pipelines.sinks.parquet import parquet
 from tidelog.pipelines.sinks.sql import sql
@@ -90,7 +91,7 @@ def test_an_outage_may_end_before_another_attempt(sink: Any) -> None:
 
 def test_an_endpoint_that_does_not_answer_may_answer_later() -> None:
     rows = [pa.RecordBatch.from_pydict({"body": ["{}"]})]
-    with pytest.raises(TemporaryError, match=r"POST failed after 1 attempts: .*refused"):
+    with pytest.raises(TemporaryError, match=r"POST failed after 1 attempt: .*refused"):
         list(send_rows(iter(rows), http(f"http://{NOBODY}/x", attempts=1).request, 1, "k"))
 
 
@@ -144,3 +145,33 @@ def test_errors_of_databases(original: BaseException, expected: bool) -> None:
 def test_answers_of_a_catalog() -> None:
     assert is_outage(ServerError("RestError: Internal Server Error"))
     assert not is_outage(ForbiddenError("no"))
+
+
+def test_a_table_with_other_partition_columns_is_refused(tmp_path: Path) -> None:
+    for sink, other in zip(sinks(tmp_path, "id"), sinks(tmp_path, "text"), strict=True):
+        opened(sink, None).write(Rows.numbers(0, 2), 0)  # type: ignore[arg-type]
+        if "parquet" not in sink.describe():
+            with pytest.raises(PipelineError, match=r"the table is partitioned by \['id'\], not \['text'\]"):
+                opened(other, None).write(Rows.numbers(2, 4), 1)  # type: ignore[arg-type]
+    for sink in sinks(tmp_path):
+        opened(sink, None).write(Rows.numbers(2, 4), 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_temporary"),
+    [
+        ("[Errno 111] Connection refused", True),
+        ("Remote end closed connection without response", True),
+        ("HTTPSConnectionPool(host='s3.example', port=443): Max retries exceeded", True),
+        ("AWS Error UNKNOWN (HTTP status 503) during HeadObject operation", True),
+        ("HTTP status server error (500 Internal Server Error) for url", True),
+        ("An error occurred (503) when calling the PutObject operation", True),
+        ("column 512 has no type", False),
+        ("s3://bucket/year=512/part-500.parquet is not a Parquet file", False),
+        ("s3://bucket/connections/part.parquet is not a Parquet file", False),
+        ("unknown option connection_limit", False),
+    ],
+)
+def test_only_texts_about_a_store_are_temporary(text: str, is_temporary: bool) -> None:
+    found = store_error("delta s3://bucket/t", "s3://bucket/t", OSError(text), [])
+    assert isinstance(found, TemporaryError) == is_temporary

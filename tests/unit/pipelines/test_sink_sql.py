@@ -305,3 +305,15 @@ def test_a_type_that_no_database_has_is_named_with_its_column() -> None:
         PipelineError, match=r"column age has the type interval .*, which the database cannot store: cast"
     ):
         column_type(StructField("age", DayTimeIntervalType()), "sqlite", False, "")
+
+
+def test_a_bounded_query_does_not_go_back_if_rows_were_deleted(url: str, table: str) -> None:
+    opened(sql(url, table), None, query=table).write(Rows.numbers(0, 10), 0)
+    end, rows = read_on(stream_reader(options(url, table, column="id", rowsPerBatch="100")), {})
+    assert rows == list(range(10))
+    query(url, f"delete from {table} where id > 5")
+    bounded = stream_reader(options(url, table, column="id"))
+    bounded.prepareForTriggerAvailableNow()
+    query(url, f"insert into {table} values (12, 'after the start')")
+    assert read_on(bounded, end) == (end, [])
+    assert read_on(stream_reader(options(url, table, column="id")), end)[1] == [12]

@@ -15,10 +15,12 @@ from sinks_harness.rows import Rows
 from sinks_harness.trials import opened
 from tidelog.pipelines.declarations import PipelineError
 from tidelog.pipelines.sinks.delta import delta
+from tidelog.pipelines.sinks.delta_schema import check_partition_values
 from tidelog.pipelines.sinks.file import file
 from tidelog.pipelines.sinks.iceberg import iceberg, load_catalog
 from tidelog.pipelines.sinks.keyed_rows import DELETED
 from tidelog.pipelines.sinks.parquet import parquet
+from tidelog.pipelines.sinks.written_files import WrittenFile
 
 NOT_UTF8 = pa.array([b"\xff\xfe", b"a", None], pa.binary()).view(pa.string())
 DAY_US = 86_400_000_000
@@ -122,3 +124,13 @@ def test_an_empty_text_in_a_partition_column_is_a_null(tmp_path: Path) -> None:
     write(delta(str(tmp_path / "d"), partition_by="v"), values)
     assert DeltaTable(tmp_path / "d").to_pyarrow_table().sort_by("id").column("v").to_pylist() == [None, None, "a"]
     assert not (tmp_path / "d" / "v=").exists()
+
+
+@pytest.mark.parametrize("day", ["+10000-01-01", "-10000-01-01"])
+def test_a_day_in_a_partition_must_have_a_year_of_four_digits(tmp_path: Path, day: str) -> None:
+    table = DeltaTable.create(
+        tmp_path / "t", pa.schema([("id", pa.int64()), ("day", pa.date32())]), partition_by=["day"]
+    )
+    check_partition_values([WrittenFile("f", 1, 1, ["-0044-03-15"], "", [])], table, "delta")
+    with pytest.raises(PipelineError, match=r"column day is in partition_by .* must be in the years -9999 to 9999"):
+        check_partition_values([WrittenFile("f", 1, 1, [day], "", [])], table, "delta")

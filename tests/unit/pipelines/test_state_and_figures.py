@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import threading
 import traceback
 import urllib.error
 import urllib.request
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 
 from tidelog.cli.pipeline_view import LineView, status_table
+from tidelog.client.blocking import ClientConfig
 from tidelog.client.operations import ListedOffset
+from tidelog.pipelines import lag
 from tidelog.pipelines.checkpoints import ObsoleteCheckpoints, place_of_checkpoints
 from tidelog.pipelines.dead_letters import last_planned_batch, letter_writers, micro_batch_ranges
 from tidelog.pipelines.declarations import PipelineError
@@ -76,7 +79,9 @@ def test_prometheus_reads_the_figures_over_http() -> None:
         with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=10) as answer:
             text = answer.read().decode()
             assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-        with pytest.raises(urllib.error.HTTPError, match="404"):
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/", timeout=10) as answer:
+            assert answer.read().decode() == text
+        with pytest.raises(urllib.error.HTTPError, match="404: only / and /metrics exist"):
             urllib.request.urlopen(f"http://127.0.0.1:{server.port}/other", timeout=10)
         with pytest.raises(PipelineError, match=f"--metrics-port: port {server.port} cannot be opened"):
             MetricsServer(server.port, lambda: statuses, "127.0.0.1")
@@ -364,3 +369,24 @@ def test_the_cause_is_the_error_at_the_end_of_a_traceback(error: Exception, caus
         f" org.apache.spark.api.python.PythonException: {text}\n\tat org.apache.spark.x\nDriver stacktrace:"
     )
     assert cause_text(spark_error) == cause
+
+
+def test_a_measurement_that_is_given_up_does_not_replace_the_last_lag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lag, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(lag, "CONFIG", ClientConfig(default_api_timeout_ms=10))
+    begun, may_end = threading.Event(), threading.Event()
+
+    def measure(*_: object) -> tuple[int, int]:
+        begun.set()
+        assert may_end.wait(20)
+        return 7, 7
+
+    monkeypatch.setattr(LagMonitor, "measure", measure)
+    query = QueryStatus("sales", offsets={"a:1": {"t": {"0": 1}}})
+    monitor = LagMonitor(lambda: [PipelineStatus("sales", RUNNING, queries=[query])])
+    assert begun.wait(20)
+    monitor.finish()
+    may_end.set()
+    monitor._thread.join(20)
+    assert not monitor._thread.is_alive()
+    assert (query.lag_records, query.lag_ms) == (None, None)

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from tidelog.pipelines.queries import RunningQuery
+from tidelog.pipelines.queries import RunningQuery, StopRequested
 from tidelog.pipelines.session import SETTINGS
 from tidelog.pipelines.stopping import SPARK_STOP_TIMEOUT, NotStopped, call_all
 
@@ -99,3 +99,37 @@ def test_a_sink_that_does_not_write_is_closed_although_the_query_does_not_end() 
     with pytest.raises(NotStopped):
         query_of(sink).stop()
     assert sink.closed.is_set()
+
+
+def test_a_write_does_not_begin_during_a_stop() -> None:
+    sink = BlockedSink()
+    query = query_of(sink)
+
+    class StopsMeanwhile(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            with pytest.raises(NotStopped):
+                query.stop()
+            return True
+
+    query._has_query = StopsMeanwhile()
+    with pytest.raises(StopRequested):
+        query._write(cast(Any, SimpleNamespace()), 0)
+    assert sink.closed.is_set()
+    assert not sink.begun.is_set()
+
+
+def test_a_micro_batch_of_a_query_whose_start_has_failed_is_refused_at_once() -> None:
+    query = query_of(BlockedSink())
+    query._has_query.clear()
+    query.request_stop()
+    refused: list[BaseException] = []
+
+    def write() -> None:
+        with pytest.raises(StopRequested) as raised:
+            query._write(cast(Any, SimpleNamespace()), 0)
+        refused.append(raised.value)
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    writer.join(WAIT_S)
+    assert refused

@@ -69,7 +69,7 @@ def test_avro_values_that_do_not_fit_have_a_reason() -> None:
         {"id": 300},
         "the value is null",
         "the value is empty",
-        "the value has 1 bytes after the end of the Avro record",
+        "the value has 1 byte after the end of the Avro record",
     ]
     assert all(reason.startswith("the value does not fit the Avro schema: ") for reason in found[4:])
     text = record(("name", "string"))
@@ -172,7 +172,15 @@ def test_avro_options_are_checked(tmp_path: Path) -> None:
     assert avro(tmp_path / "schema.avsc").schema == avro(registry=two, schema_id=1).schema
     for make, message in [
         (lambda: avro(), "needs a schema or a registry"),
-        (lambda: avro(OLD, subject="s"), "no effect without a registry or a header"),
+        (lambda: avro(OLD, subject="s"), "subject has no effect"),
+        (lambda: avro(OLD, subject="s", header=True), "subject has no effect"),
+        (lambda: avro(OLD, registry=two, subject="s"), "subject has no effect"),
+        (lambda: avro(registry=two, schema_id=1, subject="s"), "subject has no effect"),
+        (lambda: avro(OLD, schema_id=1), "schema_id has no effect"),
+        (lambda: avro(OLD, registry=two, schema_id=1, header=False), "schema_id has no effect"),
+        (lambda: avro(registry={1: OLD}, subject="s").schema, "a file or dictionary has no subjects"),
+        (lambda: avro(OLD, registry="http://a:1/x?token=hunter2"), r"remove the part after \? or #$"),
+        (lambda: avro(OLD, registry="http://a:1/#x"), r"remove the part after \? or #$"),
         (lambda: avro("{no json").schema, "is not JSON"),
         (lambda: avro(tmp_path / "none.avsc").schema, "cannot be read"),
         (lambda: avro(registry=two).schema, "there are 2 schemas"),

@@ -119,7 +119,7 @@ def test_a_group_with_members_is_refused() -> None:
     coordinator.members = []
     offsets_of_group(coordinator).refuse_members()
     coordinator.members = [Member("m", None, "c", "h", [])]
-    with pytest.raises(OptionError, match="option groupId: the group g has 1 members: choose a group that no consumer"):
+    with pytest.raises(OptionError, match="option groupId: the group g has 1 member: choose a group that no consumer"):
         offsets_of_group(coordinator).refuse_members()
 
 
@@ -129,12 +129,14 @@ def test_a_group_that_cannot_be_described_is_a_warning(caplog: pytest.LogCapture
     group = offsets_of_group(coordinator, clock)
     with caplog.at_level(logging.WARNING):
         group.refuse_members()
-    assert "unreachable" in caplog.text
+    [warning] = caplog.messages
+    assert warning.startswith("group_not_described group=g")
+    assert "unreachable" in warning
     coordinator.error = None
     coordinator.members = [Member("m", None, "c", "h", [])]
     group.refuse_members()
     clock.now = PAUSE_AFTER_FAILURE_S
-    with pytest.raises(OptionError, match="has 1 members"):
+    with pytest.raises(OptionError, match="has 1 member"):
         group.refuse_members()
     coordinator.members = []
     group.refuse_members()

@@ -55,6 +55,26 @@ def test_the_environments_java_comes_first_then_the_paths(machine: Path, monkeyp
     assert ensure_java() == machine / "new"
 
 
+@pytest.mark.parametrize("names_home", [True, False])
+def test_a_script_outside_of_a_home_names_the_home_of_its_java(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, names_home: bool
+) -> None:
+    """As the shims of asdf and jenv."""
+    home = fake_java(machine / "java 21", "21.0.4")
+    shim = machine / "shims" / "java"
+    shim.parent.mkdir()
+    shown = f"    java.home = {home}" if names_home else "Unrecognized option"
+    shim.write_text(f'#!/bin/sh\n[ "$1" = -XshowSettings:properties ] && echo "{shown}" >&2\n')
+    shim.chmod(0o755)
+    monkeypatch.setattr("shutil.which", lambda name: str(shim))
+    if names_home:
+        assert ensure_java() == home
+        assert java.java_of_spark() == home / "bin" / "java"
+    else:
+        with pytest.raises(NoJava, match="has no bin/java that runs"):
+            ensure_java()
+
+
 def test_without_any_the_error_says_what_was_found(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         NoJava, match=r"Spark needs Java 17, 21 or 25 \(none was found\): set JAVA_HOME, or pip install"

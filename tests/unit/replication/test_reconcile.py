@@ -1,7 +1,9 @@
 """Roles and files follow the metadata partition by partition, and logs of followers are cut, in a simulated world."""
 
 import asyncio
+import errno
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,7 +11,13 @@ import pytest
 from log_harness import make_batch, read_records
 from metadata_harness.builders import image, topic
 from replication_harness.following import follow
-from tidelog.log.checkpoints import CLEANER_OFFSETS, HIGH_WATERMARKS, RECOVERY_POINTS, read_offsets
+from tidelog.log.checkpoints import (
+    CLEANER_OFFSETS,
+    HIGH_WATERMARKS,
+    LOG_START_OFFSETS,
+    RECOVERY_POINTS,
+    read_offsets,
+)
 from tidelog.log.config import LogConfig
 from tidelog.log.directories import DataDirectories
 from tidelog.log.leader_epochs import EpochEnd
@@ -19,7 +27,16 @@ from tidelog.metadata.records import PartitionState
 from tidelog.model.ids import TopicPartition
 from tidelog.replication.partition import Partition
 from tidelog.replication.partitions import Partitions
-from tidelog.replication.replica import AskForIsr, CutTo, Diverged, FetchFrom, FollowerFetched, LogAppended, Role
+from tidelog.replication.replica import (
+    AskForIsr,
+    CutTo,
+    Diverged,
+    FetchFrom,
+    FollowerFetched,
+    LeftBehind,
+    LogAppended,
+    Role,
+)
 from tidelog.replication.waiters import Mark
 from tidelog.simulation.disk import SimDisk
 from tidelog.simulation.world import SimHost, World, simulated
@@ -39,8 +56,9 @@ KEY = TopicPartition("t", 0)
 class Node:
     """Broker 1 with its partitions, and the newest image that it has seen."""
 
-    def __init__(self, host: SimHost, **settings: Any) -> None:
+    def __init__(self, host: SimHost, directories: Sequence[str] = ("/data",), **settings: Any) -> None:
         self.host = host
+        self.paths = directories
         self.settings = settings
         self.image: MetadataImage = EMPTY_IMAGE
         self.peer_work: list[AskForIsr | FetchFrom] = []
@@ -48,7 +66,7 @@ class Node:
     async def start(self) -> None:
         runtime = self.host.start()
         config = LogConfig(**self.settings)
-        self.directories = await runtime.tasks.run_blocking(DataDirectories.open, runtime.disk, ["/data"])
+        self.directories = await runtime.tasks.run_blocking(DataDirectories.open, runtime.disk, [*self.paths])
         self.partitions = Partitions(
             runtime, self.directories, lambda _image, _name: config, node_id=1, flush_interval_ms=100
         )
@@ -138,6 +156,27 @@ def test_a_partition_is_led_in_the_epoch_that_the_client_names_or_not_at_all() -
         node[0].log.fail("the test says so")
         with pytest.raises(StorageError, match="the test says so"):
             leader("t", 0, 3)
+
+    run(scenario)
+
+
+def test_a_leader_notices_that_its_epoch_began_before_the_last_change_of_the_partition() -> None:
+    async def scenario(node: Node) -> None:
+        def joins_after_ms() -> int:
+            isr = node[0].replica.isr
+            assert isr is not None
+            return isr.joins_after_ms
+
+        await node.apply(led_by(2, 5))
+        await node.apply(led_by(1, 6, partition_epoch=1))
+        assert joins_after_ms() == -1, "the leader epoch began with this change"
+        await node.apply(led_by(2, 7, partition_epoch=2))
+        await node.apply(led_by(1, 8, partition_epoch=4))
+        assert joins_after_ms() == node[0].monotonic_ms(), "it may have changed again"
+        await node.stop()
+        await node.start()
+        await node.apply(led_by(1, 9, partition_epoch=5))
+        assert joins_after_ms() >= 0, "nothing is known about the time before the start"
 
     run(scenario)
 
@@ -379,6 +418,179 @@ def test_a_promotion_waits_for_the_end_of_the_cut() -> None:
         assert follower.log.epochs.entries() == [(4, 0), (6, 5)]
 
     run(scenario)
+
+
+def fill(node: Node) -> None:
+    """Leave no space on the disk."""
+    node.host.disk.limit_space(node.host.disk.medium.used_bytes())
+
+
+def cut(follower: Partition) -> None:
+    """Let the follower find out where it differs from its leader."""
+    follower.step(Diverged(5, EpochEnd(4, 5), follower.log.epochs.end_offset_for(4, follower.log.log_end_offset)))
+
+
+RETAINED = {"segment_bytes": 150, "retention_bytes": 300, "file_delete_delay_ms": 1000}
+"""Retention may remove the first segments of the follower, which are below the cut."""
+
+
+@pytest.mark.parametrize("empties", [False, True])
+def test_retention_frees_the_space_for_which_a_cut_of_the_same_log_waits(
+    empties: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(node: Node) -> None:
+        follower = await diverging(node)
+        fill(node)
+        if empties:
+            follower.step(LeftBehind(5, 50))
+        else:
+            cut(follower)
+        for _ in range(40):
+            await asyncio.sleep(0.1)
+            assert (follower.log_end_offset, follower.frozen) == (8, False)
+        assert caplog.text.count("truncation put off partition=t-0 reason=[Errno 28]") == 1
+        await node.partitions.enforce_retention()
+        assert follower.log_start_offset == 2
+        await asyncio.sleep(2)
+        assert (follower.log_start_offset, follower.log_end_offset) == (2, 8), "the files still exist"
+        await node.partitions.enforce_retention()
+        await asyncio.sleep(2)
+        assert (follower.log_start_offset, follower.log_end_offset) == ((50, 50) if empties else (2, 5))
+        assert not follower.frozen
+        await asyncio.sleep(2)
+        recovery_points = read_offsets(node.host.disk, f"/data/{RECOVERY_POINTS}") or {}
+        assert recovery_points[KEY] <= follower.log_end_offset
+        assert read_offsets(node.host.disk, f"/data/{LOG_START_OFFSETS}") == {KEY: follower.log_start_offset}
+        assert caplog.text.count("truncation put off") == 1
+        await node.stop()
+        await node.start()
+        await node.apply(led_by(2, 5))
+        assert (node[0].log_start_offset, node[0].log_end_offset) == ((50, 50) if empties else (2, 5))
+
+    run(scenario, **RETAINED)
+
+
+@pytest.mark.parametrize("empties", [False, True])
+def test_a_disk_that_is_full_while_the_files_are_cut_does_not_fail_the_log(
+    empties: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(node: Node) -> None:
+        follower = await diverging(node)
+        # A follower of two epochs, so that the cut changes the epochs, too.
+        follower.append_as_follower(memoryview(make_batch(b"8", base_offset=8, leader_epoch=5)), 5)
+        disk = node.host.disk
+        files = ["/data/t-0/leader-epoch-checkpoint*", *([f"/data/t-0/{50:020d}*"] if empties else [])]
+        for file in files:
+            disk.fail("create", file, errno.ENOSPC, times=3)
+        if empties:
+            follower.step(LeftBehind(5, 50))
+        else:
+            cut(follower)
+        await asyncio.sleep(0.5)
+        assert follower.frozen
+        other = asyncio.ensure_future(node.partitions.wait_for_file_work())
+        await asyncio.sleep(0.1)
+        assert other.done(), "other file work, which may free space, does not wait for the cut"
+        await asyncio.sleep(3)
+        assert follower.log.failure is None
+        assert (follower.log_start_offset, follower.log_end_offset) == ((50, 50) if empties else (0, 5))
+        assert caplog.text.count("truncation put off") == 1
+        await node.stop()
+        await node.start()
+        await node.apply(led_by(2, 5))
+        assert (node[0].log_start_offset, node[0].log_end_offset) == ((50, 50) if empties else (0, 5))
+
+    run(scenario, segment_bytes=150)
+
+
+def test_a_broker_that_stops_while_the_files_are_cut_on_a_full_disk_recovers_its_log() -> None:
+    async def scenario(node: Node) -> None:
+        follower = await diverging(node)
+        follower.append_as_follower(memoryview(make_batch(b"8", base_offset=8, leader_epoch=5)), 5)
+        node.host.disk.fail("create", "/data/t-0/leader-epoch-checkpoint*", errno.ENOSPC, times=1 << 30)
+        cut(follower)
+        await asyncio.sleep(1)
+        await node.stop()
+        assert follower.log.failure is not None
+        node.host.disk.repair()
+        await node.start()
+        await node.apply(led_by(2, 6))
+        assert not node.partitions.unopened
+        end = node[0].log_end_offset
+        assert 5 <= end <= 9
+        assert read_records(node[0].log) == [(n, b"%d" % n) for n in range(end)]
+
+    run(scenario, segment_bytes=150)
+
+
+def test_a_broker_that_dies_while_a_cut_waits_for_space_has_its_whole_log() -> None:
+    """Until the log is cut, the checkpoints on the disk fit to it, whatever retention has removed meanwhile."""
+
+    async def scenario(node: Node) -> None:
+        follower = await diverging(node)
+        fill(node)
+        cut(follower)
+        await asyncio.sleep(2)
+        await node.partitions.enforce_retention()
+        await asyncio.sleep(0.5)
+        node.host.kill()
+        node.host.disk.limit_space(None)
+        node.image = EMPTY_IMAGE
+        await node.start()
+        await node.apply(led_by(2, 6))
+        assert not node.partitions.unopened
+        assert (node[0].log_start_offset, node[0].log_end_offset) == (2, 8)
+
+    run(scenario, **RETAINED)
+
+
+def test_a_promotion_that_waits_for_space_is_reported_once_and_ends_when_there_is_space(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(node: Node) -> None:
+        follower = await diverging(node)
+        waiting: list[Partition] = []
+        node.partitions.cuts.on_waiting_promotion = waiting.append
+        fill(node)
+        cut(follower)
+        await asyncio.sleep(3)
+        assert "no leader" not in caplog.text
+        await node.apply(led_by(1, 6, partition_epoch=2))
+        await asyncio.sleep(3)
+        assert not follower.replica.leads
+        assert follower.replica.leads_after_cut
+        line = "no leader until the log is truncated partition=t-0 leader_epoch=6 reason=[Errno 28]"
+        assert (caplog.text.count(line), caplog.text.count("truncation put off")) == (1, 1)
+        assert set(waiting) == {follower}
+        node.host.disk.limit_space(None)
+        await asyncio.sleep(1)
+        assert follower.replica.leads
+        assert not follower.replica.leads_after_cut
+        assert follower.replica.epoch_start == 5
+
+    run(scenario)
+
+
+def test_a_move_that_begins_while_a_cut_waits_for_space_begins_again_after_the_cut() -> None:
+    """The copy could have the records that the cut removes."""
+
+    async def scenario(node: Node) -> None:
+        follower = await diverging(node)
+        node.host.disk.fail("create", "/data/*", errno.ENOSPC, times=1 << 30)
+        cut(follower)
+        await asyncio.sleep(1)
+        node.partitions.moves.bytes_per_second = lambda: 100
+        node.partitions.moves.begin(follower, node.directories.online[1])
+        await asyncio.sleep(1)
+        [move] = node.partitions.moves
+        assert (move.offset_lag, follower.log_end_offset) == (0, 8), "the copy has all records, and the move waits"
+        node.host.disk.repair()
+        await asyncio.sleep(30)
+        assert follower.log_end_offset == 5
+        assert follower.log.directory == "/other/t-0"
+        assert read_records(follower.log) == [(n, b"%d" % n) for n in range(5)]
+
+    run(scenario, directories=["/data", "/other"])
 
 
 def test_the_clean_offset_is_lowered_before_a_cut() -> None:

@@ -117,7 +117,7 @@ def test_an_answer_to_an_earlier_question_is_dropped() -> None:
     assert (asked.partition_epoch, asked.isr) == (0, ((1, 10), (2, 20)))
     # the metadata says the outcome first, and the next question is asked
     step(replica, BecameLeader(5, 1, (1, 2), (1, 2, 3), 1))
-    [asked] = [e for e in step(replica, FollowerFetched(5, 3, 30, 3)) if isinstance(e, AskForIsr)]
+    [asked] = [e for e in step(replica, FollowerFetched(5, 3, 30, 3, proved_ms=1)) if isinstance(e, AskForIsr)]
     assert asked.partition_epoch == 1
     before = state(replica)
     assert step(replica, IsrAnswered(5, 0, ErrorCode.NONE, 1, (1, 2))) == []
@@ -192,6 +192,52 @@ def test_newer_metadata_ends_the_proposal_of_a_leader_that_resigned() -> None:
     step(replica, FollowerFetched(5, 3, 30, 3), WentOffline(5), BecameLeader(6, 1, (1, 2), (1, 2, 3), 1))
     assert replica.isr is not None
     assert replica.isr.proposed is None, "a proposal belongs to a leader epoch"
+
+
+def _asks(replica: Replica, offset: int, proved_ms: int, now_ms: int) -> bool:
+    """Return whether a fetch of broker 3 lets the leader propose it for the ISR."""
+    effects = step(replica, FollowerFetched(5, 3, 30, offset, proved_ms=proved_ms), now_ms=now_ms)
+    return any(isinstance(effect, AskForIsr) for effect in effects)
+
+
+@pytest.mark.parametrize("resigns", [False, True])
+def test_a_fetch_from_before_a_new_partition_epoch_adds_nobody_to_the_isr(resigns: bool) -> None:
+    """The new partition epoch may mean that the replica has lost its log. A fetch that it had sent before may arrive
+    late, even after fetches that were sent later.
+    """
+    replica = leader(isr=(1, 2), replicas=(1, 2, 3))
+    assert _asks(replica, 3, 0, 100), "there was no news yet in this leader epoch"
+    step(replica, *([WentOffline(5)] if resigns else []), BecameLeader(5, 1, (1, 2), (1, 2, 3), 1), now_ms=200)
+    assert replica.isr is not None
+    assert replica.isr.proposed is None
+    assert not _asks(replica, 3, 100, 200)
+    assert not _asks(replica, 3, 200, 300), "both happened in the same millisecond"
+    assert not _asks(replica, 0, 300, 400)
+    assert not _asks(replica, 3, 150, 500)
+    assert _asks(replica, 3, 400, 600)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_fetch_from_before_a_leader_knew_of_its_epoch_adds_nobody_if_the_partition_has_changed_since(
+    is_late: bool,
+) -> None:
+    replica = Replica(1, 3, 0)
+    begins = BecameLeader(5, 8, (1, 2), (1, 2, 3), 1, is_late)
+    step(replica, BrokersChanged({1: 10, 2: 20, 3: 30}), begins, now_ms=100)
+    assert _asks(replica, 3, 0, 200) is not is_late
+    assert _asks(replica, 3, 200, 300) is is_late
+
+
+def test_the_metadata_may_change_while_a_promotion_waits_for_a_cut() -> None:
+    replica = follower(end=8)
+    begins = BecameLeader(6, 8, (1, 2), (1, 2, 3), 1)
+    step(replica, BrokersChanged({1: 10, 2: 20, 3: 30}), Diverged(5, EpochEnd(3, 5), EpochEnd(3, 7)), begins)
+    step(replica, begins._replace(partition_epoch=9), now_ms=100)
+    step(replica, CutEnded(5), now_ms=200)
+    assert replica.leads
+    late, new = (FollowerFetched(6, 3, 30, 5, proved_ms=proved_ms) for proved_ms in (150, 250))
+    assert not any(isinstance(effect, AskForIsr) for effect in step(replica, late, now_ms=300))
+    assert any(isinstance(effect, AskForIsr) for effect in step(replica, new, now_ms=400))
 
 
 def test_a_follower_never_goes_past_its_own_end() -> None:

@@ -114,7 +114,7 @@ def test_unknown_tagged_fields_are_skipped_at_every_level() -> None:
 def test_a_tagged_field_that_is_not_of_its_stated_size() -> None:
     known = FetchRequest(cluster_id="c").encode(18)
     wrong = known[:-5] + bytes.fromhex("01 00 03 0263 00")
-    with pytest.raises(MalformedMessage, match="ClusterId does not fill its tagged field"):
+    with pytest.raises(MalformedMessage, match="ClusterId does not exactly fill its tagged field"):
         FetchRequest.decode(wrong, 0, 18)
 
 

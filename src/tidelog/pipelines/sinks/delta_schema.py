@@ -171,7 +171,7 @@ def check_partition_values(files: "list[WrittenFile]", table: "DeltaTable", sink
             if value is not None and types[name] in {"date", *TIMES} and not re.match(r"-?\d{4}-", value):
                 raise PipelineError(
                     f"{sink}: column {name} is in partition_by and has the value {value}: a date or time in a"
-                    " partition column cannot be after the year 9999"
+                    " partition column must be in the years -9999 to 9999"
                 )
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidelog.pipelines.sinks.stores import LocalStore, Store, sync_directory
+from tidelog.pipelines.sinks.stores import LocalStore, Store, create_directory, sync_directory
 from tidelog.pipelines.sinks.targets import CONTROL, Entry, FileTarget
 
 
@@ -33,7 +33,7 @@ class DirectoryTarget(FileTarget):
         changed: dict[Path, None] = {}
         for file in files:
             target = self.root / file["name"]
-            target.parent.mkdir(parents=True, exist_ok=True)
+            create_directory(target.parent)
             if not target.exists():
                 try:
                     (self.root / file["staged"]).rename(target)
@@ -47,7 +47,7 @@ class DirectoryTarget(FileTarget):
 
     def _decide(self, batch_id: int, text: str) -> None:
         manifest = self.root / self._manifest(batch_id)
-        manifest.parent.mkdir(parents=True, exist_ok=True)
+        create_directory(manifest.parent)
         temporary = manifest.parent / f"{batch_id}-{uuid.uuid4().hex}.tmp"
         try:
             with open(temporary, "x") as stream:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from pyspark_tidelog.errors import counted
 from pyspark_tidelog.http_requests import Limits, RequestFailed, send
 from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext, TemporaryError
 
@@ -115,8 +116,9 @@ class Request:
             return send(url, limits, method=method, body=body, headers=all_headers, also_repeated=repeated)
         except RequestFailed as error:
             kind = TemporaryError if error.may_be_temporary else PipelineError
+            after = counted(error.attempts, "attempt")
             failure = self.without_path(str(error))
-            raise kind(f"http {self.shown_url}: {method} failed after {error.attempts} attempts: {failure}") from None
+            raise kind(f"http {self.shown_url}: {method} failed after {after}: {failure}") from None
 
 
 @dataclass(frozen=True)

@@ -212,6 +212,7 @@ class OpenedIceberg:
         if table is None:
             check_partition_columns(rows, self._sink.partition_by, self._sink.describe())
             table = self._create(schema)
+        self._check_partitions(table)
         transaction = table.transaction()
         try:
             with transaction.update_schema() as update:
@@ -223,6 +224,12 @@ class OpenedIceberg:
         if added and not self._sink.evolve:
             raise self._error(f"the table has no column {', '.join(added)}; iceberg(..., evolve=True) adds columns")
         return transaction.commit_transaction()
+
+    def _check_partitions(self, table: "Table") -> None:
+        """Raise PipelineError if the declaration names other partition columns than those of the table."""
+        wanted, existing = self._sink.partition_by, partition_columns(table, self._sink.describe())
+        if wanted and set(wanted) != set(existing):
+            raise self._error(f"the table is partitioned by {list(existing)}, not {list(wanted)}")
 
     def _create(self, schema: Any) -> "Table":
         from pyiceberg.exceptions import TableAlreadyExistsError

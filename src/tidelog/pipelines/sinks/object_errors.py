@@ -44,10 +44,15 @@ CAUSES = (
 causes are permanent: the same operation would fail again."""
 TRANSIENT = re.compile(
     r"error sending request|Error performing|Generic (?:S3|GCS)|NETWORK_CONNECTION|SLOW_DOWN|SERVICE_UNAVAILABLE|"
-    r"INTERNAL_FAILURE|timed? ?out|curlCode|connection|\b5\d\d\b",
+    r"INTERNAL_FAILURE|timed? ?out|curlCode|"
+    # The word in a sentence or the name of an error, but not a part of a path, of a name of a column or of an option.
+    r"(?<![\w./-])connection(?![\w./=-]*[\w/=-])|Connection\w*Error|ConnectionPool\(|could(?: not|n't) connect|"
+    r"(?:http(?:/[\d.]+)?|status|code|error)\W{1,3}5\d\d\b|\(5\d\d\)|"
+    r"\b5\d\d (?:internal server error|bad gateway|service unavailable|gateway time-?out|slow ?down)",
     re.IGNORECASE,
 )
-"""Texts of errors after which another attempt may succeed."""
+"""Texts of errors after which another attempt may succeed. A number from 500 to 599 is a status only if the words
+around it say so: it may also be a part of a path or a size."""
 MISSING_OBJECT = re.compile(r"Error performing (?:GET|HEAD) .*?\b404 Not Found|NoSuchKey|RESOURCE_NOT_FOUND", re.DOTALL)
 """Texts of errors that say that an object does not exist. These errors are not problems of the store itself."""
 

@@ -95,8 +95,11 @@ class OpenedDirectory:
     files: int | None
 
     def write(self, batch: "DataFrame", batch_id: int) -> None:
-        if self.target.finish(batch_id):
-            return
+        if not self.target.finish(batch_id):
+            self._write_files(batch, batch_id)
+        self.target.remove_old_manifest(batch_id)
+
+    def _write_files(self, batch: "DataFrame", batch_id: int) -> None:
         staging = self.target.staging(batch_id)
         size_max = OBJECT_BYTES_MAX if isinstance(self.target, BucketTarget) else None
         layout = replace(self.layout, directory=staging, file_bytes_max=size_max)

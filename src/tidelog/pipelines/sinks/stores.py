@@ -33,7 +33,7 @@ class LocalStore:
     @contextmanager
     def create(self, path: str) -> Iterator[IO[bytes]]:
         file = Path(self.root) / path
-        file.parent.mkdir(parents=True, exist_ok=True)
+        create_directory(file.parent)
         with open(file, "xb") as stream:
             yield stream
             stream.flush()
@@ -106,6 +106,14 @@ def is_url(path: str) -> bool:
 def local_path(path: str) -> str:
     """Return the absolute path of a local path or a file:// URL."""
     return str(Path(path.removeprefix("file://")).absolute())
+
+
+def create_directory(directory: Path) -> None:
+    """Create a directory and its missing parents, and make all these new names durable. Do nothing if it exists."""
+    missing = [each for each in (directory, *directory.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(exist_ok=True)
+        sync_directory(each.parent)
 
 
 def sync_directory(directory: Path) -> None:

@@ -25,8 +25,8 @@ from tidelog.pipelines.sinks.written_files import WrittenFile
 CONTROL = "_tidelog"
 """Directory of staged files and manifests. Spark, Hive and Arrow ignore names that begin with an underscore."""
 MANIFESTS_MAX = 1000
-"""Number of manifests that are retained for each query. A second driver of the same query, which runs by mistake, does
-no harm if it is behind by fewer micro-batches than this number."""
+"""The manifests of this many micro-batches are retained for each query. A second driver of the same query, which runs
+by mistake, does no harm if it is behind by fewer micro-batches than this number."""
 
 
 class Entry(TypedDict):
@@ -70,7 +70,8 @@ class FileTarget(ABC):
         """Remove the files that are still staged for this and earlier micro-batches. They belong to failed attempts."""
 
     @abstractmethod
-    def _remove_manifest(self, batch_id: int) -> None: ...
+    def _remove_manifest(self, batch_id: int) -> None:
+        """Remove the manifest of a micro-batch, if it exists."""
 
     @property
     def name(self) -> str:
@@ -104,6 +105,13 @@ class FileTarget(ABC):
             entries.append(Entry(staged=file.path, name=f"{partition}/{name}" if partition else name, rows=file.rows))
         self._decide(batch_id, json.dumps({"query": self.query, "batch": batch_id, "files": entries}, indent=1))
         self.finish(batch_id)
+
+    def remove_old_manifest(self, batch_id: int) -> None:
+        """Remove the manifest of the micro-batch that is MANIFESTS_MAX micro-batches older than `batch_id`.
+
+        This must be called at the end of each micro-batch, also of one without rows or one that was repeated after a
+        crash. Otherwise a manifest would remain for ever.
+        """
         if batch_id >= MANIFESTS_MAX:
             self._remove_manifest(batch_id - MANIFESTS_MAX)
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 NO_VERSION = -1
 """The position before a table's first version. If a stream begins here, its first micro-batch reads all rows of the
 newest version."""
+MAPPING_MODE = "delta.columnMapping.mode"
+"""Property of a table. Unless it is `none`, the columns have other names in the Parquet files than in the table."""
 VERSIONS_MAX = 1000
 """Upper bound on the versions that one micro-batch reads."""
 
@@ -97,8 +99,10 @@ class DeltaLog:
             found = store_error(label, self.location, error, self.storage.items()) if is_url(self.location) else None
             text = without_secrets(one_line(str(error)), self.storage.items())
             raise found or PipelineError(f"{label}: the table cannot be read: {text}") from error
-        features = set(table.protocol().reader_features or ())
-        if "columnMapping" in features and "delta.columnMapping.mode" in table.metadata().configuration:
+        protocol = table.protocol()
+        # Reader version 2 stands for column mapping. Only later versions have a list of features.
+        may_be_mapped = protocol.min_reader_version == 2 or "columnMapping" in (protocol.reader_features or ())
+        if may_be_mapped and table.metadata().configuration.get(MAPPING_MODE, "none").lower() != "none":
             raise PipelineError(f"delta {self.location}: the table uses column mapping, which this source cannot read")
         return table
 

@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from pyspark_tidelog.formats import json as json_format
 from tidelog.pipelines.declarations import PipelineError, SourceContext, interval_s, refused_begin
 from tidelog.pipelines.sinks.http import Http, Paging, Request
-from tidelog.pipelines.sinks.stores import local_path, sync_directory
+from tidelog.pipelines.sinks.stores import create_directory, local_path, sync_directory
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -141,7 +141,7 @@ class Staging:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        directory.mkdir(parents=True, exist_ok=True)
+        create_directory(directory)
 
     def last(self) -> int:
         """Return the number of the newest page, or 0 if there is none."""

@@ -143,11 +143,13 @@ class TableReader:
             for row in connection.execute(statement):
                 yield tuple(convert(value) for convert, value in zip(converters, row, strict=True))
 
-    def end_of_rows(self, begin: str | None, rows_max: int, before: datetime | None) -> str | None:
+    def end_of_rows(
+        self, begin: str | None, rows_max: int, before: datetime | None, last: str | None = None
+    ) -> str | None:
         """Return the value of the column at which a micro-batch after `begin` ends, or None if there are no rows.
 
         The micro-batch has at most `rows_max` rows, except that all rows with the same value are in one micro-batch.
-        `before`: leave out rows whose timestamp is not before this time.
+        `before`: leave out rows whose timestamp is not before this time. `last`: leave out rows whose value is greater.
         """
         import sqlalchemy as sa
 
@@ -157,6 +159,8 @@ class TableReader:
             chosen = chosen.where(self.column > self.value(begin))
         if before is not None:
             chosen = chosen.where(self.column < before)
+        if last is not None:
+            chosen = chosen.where(self.column <= self.value(last))
         first = chosen.order_by(self.column).limit(rows_max).subquery()
         with self.engine.connect() as connection:
             value = connection.execute(sa.select(sa.func.max(first.c.position))).scalar_one()
@@ -252,11 +256,11 @@ class SqlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begin = start["value"] if start else self._begin_value()
-        end = self._table().end_of_rows(begin, self._rows_max, self._before())
-        if end is not None and self._has_target:
-            table = self._table()
-            if self._target is None or table.value(end) > table.value(self._target):
-                end = self._target
+        end = None
+        if self._target is not None or not self._has_target:
+            # The database compares the end with the target. So the end is never before `begin`, although rows may have
+            # been deleted, and the target is then before `begin`.
+            end = self._table().end_of_rows(begin, self._rows_max, self._before(), self._target)
         if end is None or (begin is not None and end == begin):
             return start or {"begin": begin, "value": begin}
         return {"value": end} if start else {"begin": begin, "value": end}

@@ -167,13 +167,18 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[tuple[str, str, int]]:
         assert isinstance(partition, LineRange)
         position = partition.begin
-        with open(partition.path, "rb") as stream:
+        moved = PipelineError(
+            f"file {partition.path}: it was renamed or removed after this micro-batch was planned. If it was renamed,"
+            " and the pattern matches its new name, the next attempt finds it"
+        )
+        try:
+            stream = open(partition.path, "rb")  # noqa: SIM115  # closed below
+        except FileNotFoundError:
+            raise moved from None
+        with stream:
             # The device is not compared: it may have another number on the machine of an executor.
             if os.fstat(stream.fileno()).st_ino != partition.inode:
-                raise PipelineError(
-                    f"file {partition.path}: it was renamed after this micro-batch was planned. The next attempt finds "
-                    "it under its new name, if the pattern matches that name"
-                )
+                raise moved
             # `hash_before` returns None if the file is now shorter than the plan requires. Then the loop below raises.
             if partition.end_hash is not None and hash_before(stream, partition.end) not in (None, partition.end_hash):
                 raise PipelineError(
