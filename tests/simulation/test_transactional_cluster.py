@@ -14,10 +14,13 @@ from simulation_harness.transaction_odds import Odds
 BROKERS = 3
 MINUTES = amount(15, 60) / 60
 SEEDS = amount(4, 60)
+SEEDS_OF_OTHER_FAULTS = amount(5, 60)
+"""The fifth life of `transactions-synced` begins with a power cut of all brokers."""
 EVENTS = (
     "markers that arrive late",
     "offsets of transactions read",
-    "records of chains",
+    "records of chains of version 1",
+    "records of chains of version 2",
     "records of transactions read",
     "transactions aborted by their client",
     "transactions committed",
@@ -37,6 +40,20 @@ def quiet() -> Iterator[None]:
 def test_every_promise_of_transactions_is_kept() -> None:
     check_lives(
         "transactions", brokers=BROKERS, seeds=SEEDS, minutes=MINUTES, events=EVENTS, every_fault=amount(False, True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("profile", "fault"), [("transactions-synced", "power cut of all brokers"), ("transactions-disks", "lost disk")]
+)
+def test_transactions_survive_the_loss_of_all_power_and_of_disks(profile: str, fault: str) -> None:
+    check_lives(
+        profile,
+        brokers=BROKERS,
+        seeds=SEEDS_OF_OTHER_FAULTS,
+        minutes=MINUTES,
+        events=(fault, *EVENTS),
+        every_fault=amount(False, True),
     )
 
 

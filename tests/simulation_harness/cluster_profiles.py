@@ -79,6 +79,7 @@ _REPLICATED = {
     "log.retention.check.interval.ms": "2000",
     **MEMBER_SETTINGS,
 }
+_TRANSACTIONAL = {**_REPLICATED, **RACK_SETTINGS, **TRANSACTION_SETTINGS}
 
 _FAULTS_OF_A_CLUSTER = {
     **_OF_PROCESSES,
@@ -91,6 +92,24 @@ _FAULTS_OF_A_CLUSTER = {
     "isolated broker": 3.0,
     "full disk": 1.0,
     "failing disk": 1.0,
+}
+
+_FAULTS_WITH_LOST_DISKS = {
+    **_OF_PROCESSES,
+    "lost disk": 5.0,
+    "kill before an acknowledgement": 2.0,
+    "isolated broker": 3.0,
+    "lost session": 1.0,
+    "slow network": 1.0,
+}
+_FAULTS_OF_A_SYNCED_CLUSTER = {
+    **_OF_PROCESSES,
+    **_OF_POWER,
+    **_OF_LINKS,
+    "power cut of all brokers": 2.0,
+    "isolated broker": 2.0,
+    "failing disk": 1.0,
+    "lost session": 1.0,
 }
 
 _SHORT_RETENTION = {"segment.ms": "1500", "retention.ms": "6000"}
@@ -123,7 +142,7 @@ PROFILES = {
         ),
         Profile(
             "transactions",
-            {**_REPLICATED, **RACK_SETTINGS, **TRANSACTION_SETTINGS},
+            _TRANSACTIONAL,
             _FAULTS_OF_A_CLUSTER,
             transactions=Odds(),
             **_LIFE_OF_A_CLUSTER,
@@ -160,28 +179,27 @@ PROFILES = {
         Profile(
             "disks",
             _REPLICATED,
-            {
-                **_OF_PROCESSES,
-                "lost disk": 5.0,
-                "kill before an acknowledgement": 2.0,
-                "isolated broker": 3.0,
-                "lost session": 1.0,
-                "slow network": 1.0,
-            },
+            _FAULTS_WITH_LOST_DISKS,
             **_LIFE_OF_A_CLUSTER,
         ),
         Profile(
             "synced",
             {**_REPLICATED, "durability": "fsync"},
-            {
-                **_OF_PROCESSES,
-                **_OF_POWER,
-                **_OF_LINKS,
-                "power cut of all brokers": 2.0,
-                "isolated broker": 2.0,
-                "failing disk": 1.0,
-                "lost session": 1.0,
-            },
+            _FAULTS_OF_A_SYNCED_CLUSTER,
+            **_LIFE_OF_A_CLUSTER,
+        ),
+        Profile(
+            "transactions-disks",
+            _TRANSACTIONAL,
+            _FAULTS_WITH_LOST_DISKS,
+            transactions=Odds(),
+            **_LIFE_OF_A_CLUSTER,
+        ),
+        Profile(
+            "transactions-synced",
+            {**_TRANSACTIONAL, "durability": "fsync"},
+            _FAULTS_OF_A_SYNCED_CLUSTER,
+            transactions=Odds(),
             **_LIFE_OF_A_CLUSTER,
         ),
     )

@@ -237,6 +237,9 @@ class TransactionLife:
             await producer.initialize()
 
     async def _read_all(self, client: ClusterClient, partition: TopicPartition) -> list[tuple[int, bytes]]:
+        """Return all committed records. Waits until the last stable offset is the highest high watermark that any
+        replica has had: a leader may have a lower one until its followers are in sync again.
+        """
         found: list[tuple[int, bytes]] = []
         position = 0
         while True:
@@ -247,7 +250,8 @@ class TransactionLife:
             self.ledger.read("checker", partition, position, next_offset, records)
             found += records
             if next_offset == position:
-                if position == fetched.high_watermark:
+                has_more = self._base_ledger.has_been_committed(partition, position + 1)
+                if position == fetched.high_watermark and not has_more:
                     return found
                 self.waits_for = (
                     f"{partition}: last stable offset {fetched.last_stable_offset}, {fetched.high_watermark}"

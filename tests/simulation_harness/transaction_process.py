@@ -208,6 +208,7 @@ class Process:
             limit = rng.choice((2, 10))
             if len(records) > limit:
                 next_offset = records[limit][0]
+            attempt.inputs[source] = range(self._positions[source], next_offset)
             values: dict[TopicPartition, list[bytes]] = {}
             for offset, _ in records[:limit]:
                 partition = TopicPartition(self._worker.topic, offset % PARTITIONS)
@@ -218,11 +219,14 @@ class Process:
                 offsets[source] = next_offset
             await self._pause()
         if offsets:
-            attempt.offsets = {(group, source): offset for source, offset in offsets.items()}
-            if member is None:
-                await producer.send_offsets(group, offsets)
-            else:
-                await producer.send_offsets(group, offsets, member.identity)
+            self._ledger.send_offsets(attempt, offsets)
+            try:
+                if member is None:
+                    await producer.send_offsets(group, offsets)
+                else:
+                    await producer.send_offsets(group, offsets, member.identity)
+            finally:
+                attempt.has_late_offsets = producer.has_late_offsets
             self._positions.update(offsets)
             if rng.random() < self._odds.pending_offsets:
                 await producer.client.sleep(rng.random())

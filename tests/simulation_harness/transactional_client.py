@@ -129,6 +129,8 @@ class TransactionalProducer:
         may still be on its way."""
         self.has_repeated_end = False
         """Whether an earlier request of the last `end`, or a copy of it that is sent later, may have succeeded."""
+        self.has_late_offsets = False
+        """Whether a request of this transaction that commits offsets, or a copy of it, may still be on its way."""
         self.late_requests: set[asyncio.Task[None]] = set()
         self._late_client = late_client
         self._rng = rng
@@ -156,6 +158,7 @@ class TransactionalProducer:
     def begin(self) -> None:
         """Begin a transaction. No request is necessary."""
         self._added.clear()
+        self.has_late_offsets = False
         self.may_have_stray_requests = self._has_stray_requests
 
     async def send(self, partition: TopicPartition, values: Sequence[bytes], now_ms: int) -> int:
@@ -333,6 +336,8 @@ class TransactionalProducer:
     def _note_stray(self, request: Message) -> None:
         if isinstance(request, EndTxnRequest | TxnOffsetCommitRequest):
             self._has_stray_requests = True
+        if isinstance(request, TxnOffsetCommitRequest):
+            self.has_late_offsets = True
         if isinstance(request, EndTxnRequest):
             self.has_repeated_end = True  # the other copy may arrive first, and end the transaction
 
