@@ -156,4 +156,6 @@ def _replay(producers: ProducerState, segment: "Segment", first_position: int, s
         reached = last_offset + 1
         if fields[PRODUCER_ID] >= 0 and last_offset >= start:
             replay_batch(producers, segment, position, size, fields)
+        if reached == end:
+            break  # a torn batch may follow
     return reached

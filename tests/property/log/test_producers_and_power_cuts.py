@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import hypothesis.strategies as st
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 
 from log_harness import LogOnDisk, make_batch
 from process_harness import amount
@@ -91,6 +91,13 @@ class History:
     snapshot_interval_bytes=st.sampled_from([1, 16 << 20]),
     crashes=st.lists(st.tuples(st.integers(0, 80), st.booleans()), min_size=1, max_size=3),
     seed=st.integers(0, 1 << 30),
+)
+@example(  # a torn batch directly at the log start offset
+    actions=[*[("append", 0)] * 12, ("delete", 59), ("delete", 60), ("cut", 2), ("append", 0), ("append", 0)],
+    segment_bytes=1 << 20,
+    snapshot_interval_bytes=16 << 20,
+    crashes=[(37, True)],
+    seed=0,
 )
 @settings(
     max_examples=amount(300, 3000),
