@@ -125,7 +125,7 @@ async def life(world: World, fill_at: int, durability: str, caplog: pytest.LogCa
     assert broker.services.partitions.offline_count == 0
     await check(client, account)
     said = [record.message.split()[1] for record in caplog.records if record.message.startswith("appends ")]
-    assert said in ([], ["refused", "go"]), said
+    assert said in ([], ["refused", "accepted"]), said
     assert bool(said) == bool(account.refused)
     host.kill()
     await boot(host, **SEGMENT, durability=durability)
