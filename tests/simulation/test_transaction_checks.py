@@ -449,6 +449,19 @@ class LateClient:
         await asyncio.get_running_loop().create_future()
 
 
+def producer_of(coordinator: Any, late_client: Any, dialect: Dialect, late_chance: float) -> TransactionalProducer:
+    return TransactionalProducer(
+        coordinator,
+        late_client,
+        "p",
+        dialect,
+        timeout_ms=1000,
+        rng=random.Random(1),
+        now_s=lambda: 0.0,
+        late_chance=late_chance,
+    )
+
+
 @pytest.mark.parametrize("dialect", [V1, V2])
 @pytest.mark.parametrize("late_chance", [0.0, 1.0])
 def test_the_outcome_is_unknown_if_a_copy_of_a_refused_commit_may_have_arrived_first(
@@ -459,16 +472,7 @@ def test_the_outcome_is_unknown_if_a_copy_of_a_refused_commit_may_have_arrived_f
     late_client: Any = LateClient()
 
     async def end() -> bool:
-        producer = TransactionalProducer(
-            coordinator,
-            late_client,
-            "p",
-            dialect,
-            timeout_ms=1000,
-            rng=random.Random(1),
-            now_s=lambda: 0.0,
-            late_chance=late_chance,
-        )
+        producer = producer_of(coordinator, late_client, dialect, late_chance)
         with pytest.raises(Refused, match="PRODUCER_FENCED"):
             await producer.end(commit=True)
         for task in producer.late_requests:
@@ -490,16 +494,7 @@ def test_a_copy_of_a_request_with_offsets_may_arrive_late(late_chance: float) ->
     late_client: Any = LateClient()
 
     async def send() -> None:
-        producer = TransactionalProducer(
-            coordinator,
-            late_client,
-            "p",
-            V2,
-            timeout_ms=1000,
-            rng=random.Random(1),
-            now_s=lambda: 0.0,
-            late_chance=late_chance,
-        )
+        producer = producer_of(coordinator, late_client, V2, late_chance)
         producer.begin()
         assert not producer.has_late_offsets
         await producer.send_offsets(GROUP, {A: 5})

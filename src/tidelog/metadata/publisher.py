@@ -151,7 +151,7 @@ class Publisher:
     def begin(self, image: MetadataImage) -> None:
         """Store the first image in the cache. There are no listeners yet."""
         self._cache.image = image
-        self._apply_settings(image)
+        self._apply_settings(EMPTY_IMAGE, image)
 
     def subscribe_roles(self, listener: RoleListener) -> None:
         """Call the listener now and for every change from now on. The first change is from the empty to the newest
@@ -179,7 +179,7 @@ class Publisher:
         The image listeners process the changes in the order of the calls, since asyncio's locks are fair.
         """
         self._cache.begin(new)
-        for change_roles in (self._apply_settings_of, *self._role_listeners):
+        for change_roles in (self._apply_settings, *self._role_listeners):
             try:
                 change_roles(old, new)
             except Exception:
@@ -220,11 +220,8 @@ class Publisher:
         """Wait until the changes that were published before this call are processed."""
         await self.wait_for(self._cache.newest.position)
 
-    def _apply_settings_of(self, _: MetadataImage, new: MetadataImage) -> None:
-        self._apply_settings(new)
-
-    def _apply_settings(self, image: MetadataImage) -> None:
-        configs = image.broker_configs
+    def _apply_settings(self, _: MetadataImage, new: MetadataImage) -> None:
+        configs = new.broker_configs
         self._config.apply_dynamic(configs.get("", {}), configs.get(str(self._config.node_id), {}))
 
 

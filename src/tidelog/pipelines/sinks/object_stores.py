@@ -45,7 +45,7 @@ class Objects:
     options: tuple[tuple[str, str], ...] = field(repr=False)
     """Options of the object store, as pairs. They may contain secrets."""
     label: str
-    """The sink as error messages name it."""
+    """What error messages call the sink, for example `parquet s3://bucket/sales`."""
 
     def open(self) -> "ObjectStore":
         """Return obstore's store. No request is sent yet. Raises PipelineError if an option is wrong."""

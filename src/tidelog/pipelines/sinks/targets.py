@@ -47,7 +47,7 @@ class FileTarget(ABC):
     suffix: str
     """The end of the file names, for example `.parquet`."""
     sink: str
-    """The sink as error messages name it."""
+    """What error messages call the sink, for example `parquet s3://bucket/sales`."""
 
     @property
     @abstractmethod
