@@ -165,7 +165,7 @@ def test_a_hanging_transaction(
     if ended_by == "kafka":
         commands.kafka(*place)
     else:
-        assert "Aborted the transaction of producer" in commands.tidelog(*place, "--yes")
+        assert "Aborted the transaction in" in commands.tidelog(*place, "--yes")
     wait_until(lambda: read(bootstrap, topic, 1) == [b"after"], "the records after it")
     assert commands.rows("find-hanging", "--topic", topic, "--max-transaction-timeout", 0) == []
     again = commands.kafka(*place, code=1)

@@ -77,7 +77,7 @@ class LogOnDisk:
         clean: bool,
         recovery_point: int | None = None,
         log_start_offset: int | None = None,
-        may_have_holes: bool = False,
+        clean_offset: int | None = None,
     ) -> PartitionLog:
         self.disk.now_ms = lambda: self.now_ms
         self.log = PartitionLog.open(
@@ -88,7 +88,7 @@ class LogOnDisk:
             recovery_point=self.persisted_recovery_point if recovery_point is None else recovery_point,
             log_start_offset=self.persisted_log_start_offset if log_start_offset is None else log_start_offset,
             now_ms=self.now_ms,
-            may_have_holes=may_have_holes,
+            clean_offset=clean_offset,
         )
         return self.log
 

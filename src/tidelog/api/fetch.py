@@ -283,7 +283,7 @@ class Fetch:
             topic = item.topic
             name = topic if isinstance(topic, str) else partitions.topic_name(topic)
             partition = item.partition = partitions.get(name, item.index)
-        elif partition.deleted:
+        elif partition.deleted or partition.topic_deleted:
             item.partition = None
             self._failed = True  # the wait ends immediately, even if the error is that the partition is unknown
             raise self._services.partitions.missing(partition.topic, partition.index)

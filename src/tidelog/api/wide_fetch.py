@@ -235,7 +235,7 @@ class WideFetch(Fetch):
         """
         for item in items:
             partition = item.partition
-            if partition is not None and partition.deleted:
+            if partition is not None and (partition.deleted or partition.topic_deleted):
                 self._slices.pop(item, None)
                 self._add_error(item, self._services.partitions.missing(partition.topic, partition.index), partition)
 

@@ -498,7 +498,7 @@ class BrokerServer:
                 try:
                     await task()
                 except Exception:
-                    logger.exception("%s failed", name)  # the next run tries again
+                    logger.exception("housekeeping failed task=%s", name)  # the next run tries again
             await self.runtime.tasks.sleep(self.config.log_retention_check_interval_ms / 1000)
 
     def _report_failure(self, reason: str) -> None:

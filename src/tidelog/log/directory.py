@@ -211,14 +211,12 @@ class DataDirectory:
             log_start_offset=self._start_offsets.get(key, 0),
             now_ms=now_ms,
             cache=self._cache,
-            may_have_holes=self.clean_offset(key) is not None,
+            clean_offset=self.clean_offset(key),
         )
         if stored_id is None:
             self._disk.write_atomic(f"{path}/{PARTITION_METADATA}", format_partition_metadata(topic_id))
             self._disk.sync_dir(self.path)
         self._recovery_points[key], self._start_offsets[key] = log.recovery_point, log.log_start_offset
-        if self.clean_offset(key) is not None:
-            log.reader.may_have_holes = True
         return log
 
     def _read_id(self, path: str, *, accept_damage: bool) -> bytes | None:
@@ -400,7 +398,7 @@ class DataDirectory:
 
     def reopen(self, log: PartitionLog, now_ms: int) -> PartitionLog:
         """Open a log that was closed cleanly and moved into this directory. Raises CorruptLog, OSError."""
-        reopened = PartitionLog.open(
+        return PartitionLog.open(
             self._disk,
             f"{self.path}/{log.topic_partition}",
             log.config,
@@ -409,10 +407,8 @@ class DataDirectory:
             log_start_offset=log.log_start_offset,
             now_ms=now_ms,
             cache=self._cache,
+            clean_offset=self.clean_offset(log.topic_partition),
         )
-        if self.clean_offset(log.topic_partition) is not None:
-            reopened.reader.may_have_holes = True
-        return reopened
 
     def retired(self) -> list[str]:
         """Return the directories that wait for their removal: those of deleted partitions and of moved logs."""

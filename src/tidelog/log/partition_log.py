@@ -115,15 +115,17 @@ class PartitionLog:
         log_start_offset: int,
         now_ms: int,
         cache: IndexCache | None = None,
-        may_have_holes: bool = False,
+        clean_offset: int | None = None,
     ) -> "PartitionLog":
         """Open the log in `directory`, which is created if missing. Blocks; thread-safe. `clean`: the last process
         stopped cleanly. Otherwise all data after `recovery_point` (-1: unknown) is scanned and made durable.
-        `may_have_holes`: the log was compacted before. Raises CorruptLog, OSError.
+        `clean_offset`: where the last compaction ended; None if there was none. Raises CorruptLog, OSError.
         """
-        opener = LogOpener(disk, directory, config, now_ms, may_have_holes=may_have_holes)
+        opener = LogOpener(disk, directory, config, now_ms, clean_offset=clean_offset)
         opened = opener.open(clean=clean, recovery_point=recovery_point, log_start_offset=log_start_offset)
-        return cls(disk, directory, config, cache or IndexCache(), opened)
+        log = cls(disk, directory, config, cache or IndexCache(), opened)
+        log.reader.may_have_holes |= clean_offset is not None
+        return log
 
     def configure(self, config: "LogConfig") -> None:
         """Apply new topic settings."""
@@ -437,8 +439,7 @@ class PartitionLog:
         """Begin to remove every batch that contains `offset` or a later offset. With `empties`, remove all batches, and
         begin an empty log at `offset`. Appends and reads are refused until `install_cut`. Before this call, the caller
         has persisted `recovery_point_for_cut`. After it, the caller runs the cut on a thread, and then calls
-        `install_cut`, or `fail` if the run failed.
-        """
+        `install_cut`, or `fail` if the run failed."""
         self.is_being_cut = True
         self._segments.active.size_limit = -1
         for segment in self._segments.items:
@@ -554,8 +555,7 @@ class PartitionLog:
 
     def removal(self, now_ms: int) -> Removal | None:
         """Return the work on the files of removed segments that is due now, or None. When the log start offset is
-        durable, the caller runs the result on a thread. Only one result may run at a time.
-        """
+        durable, the caller runs the result on a thread. Only one result may run at a time."""
         return self._retention.removal(now_ms)
 
     def _forget(self, segment: Segment) -> None:

@@ -71,13 +71,16 @@ class LogOpener:
     """Opens the log of one directory, once. Blocks."""
 
     def __init__(
-        self, disk: "Disk", directory: str, config: "LogConfig", now_ms: int, *, may_have_holes: bool = False
+        self, disk: "Disk", directory: str, config: "LogConfig", now_ms: int, *, clean_offset: int | None = None
     ) -> None:
-        """`may_have_holes`: the log was compacted at some time, even if its topic is not compacted now."""
+        """`clean_offset`: where the last compaction ended. It is None if the log was never compacted, and not None if
+        it was compacted at some time, even if its topic is not compacted now.
+        """
         self._disk = disk
         self._directory = directory
         self._config = config
-        self._may_have_holes = may_have_holes or config.compacts
+        self._may_have_holes = clean_offset is not None or config.compacts
+        self._clean_offset = clean_offset or 0
         self._now_ms = now_ms
         self._segments = SegmentList([])
         self._epochs = LeaderEpochs()
@@ -373,16 +376,19 @@ class LogOpener:
     def _continue_with(self, segment: Segment, index: int, end: int) -> bool:
         """Return True if recovery continues with `segment`. `end` is the offset at which the previous segment ends.
 
-        Between the two segments there may be a gap. If compaction explains the gap, it is accepted. If the gap begins
-        after the flushed part, a crash explains it: `segment` and all later segments are removed, and the result is
-        False. Any other gap means that segment files are missing: CorruptLog is raised. CorruptLog is also raised if
-        `segment` begins below `end`.
+        Between the two segments there may be a gap. If the gap begins after the flushed part, a crash explains it:
+        `segment` and all later segments are removed, and the result is False. Compaction does not explain such a gap:
+        before a pass, a producer snapshot is written that includes the batches of the pass, so the compacted part is
+        flushed. A follower's segment begins where its previous segment ends, even if its leader has compacted the
+        offsets that follow. If the gap begins in the flushed part, and compaction explains it, it is accepted. Any
+        other gap means that segment files are missing: CorruptLog is raised. CorruptLog is also raised if `segment`
+        begins below `end`.
         """
         if segment.base_offset < end:
             reason = f"the segment begins at offset {segment.base_offset}, but the previous one ends at offset {end}"
             raise CorruptLog(segment.path, 0, reason)
         self._check_no_flushed_gap(segment, end)
-        if segment.base_offset > end and not self._config.compacts and end >= self._flushed_end:
+        if segment.base_offset > end >= max(self._flushed_end, self._clean_offset):
             previous = self._segments.items[index - 1]
             reason = (
                 f"{previous.path} ends at offset {end}, the next segment begins at offset {segment.base_offset}: "

@@ -38,6 +38,7 @@ from tidelog.wire.errors import (
     OffsetOutOfRange,
     StorageError,
     UnknownLeaderEpoch,
+    UnknownTopicOrPartition,
 )
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class Partition:
         "recompression",
         "replica",
         "topic",
+        "topic_deleted",
         "topic_id",
     )
 
@@ -113,6 +115,7 @@ class Partition:
         self.replica = replica
         self.internal = internal
         self.deleted = False
+        self.topic_deleted = False  # the log's files may be removed much later
         self.frozen = False
         """Whether acknowledgements and syncs are suspended; see `freeze`."""
         self._thawing: asyncio.Future[None] | None = None
@@ -478,9 +481,7 @@ class Partition:
             self._flusher.request(self)
 
     def fail(self) -> None:
-        """Fail all waiting requests, because the log is offline or deleted. The code that took the log offline has
-        logged the reason.
-        """
+        """Fail all waiting requests. The log is deleted, or it is offline and the reason was logged."""
         if not self.deleted:
             self._shared.failed_topics[self.topic] = None
         self._notify_role()
@@ -508,8 +509,9 @@ class Partition:
             watcher.moved(self)
 
     def _refusal(self) -> ApiError:
-        """Return the error for clients while this broker does not serve the partition."""
         name = f"{self.topic}-{self.index}"
+        if self.topic_deleted:
+            return UnknownTopicOrPartition(f"the topic of {name} is deleted")
         if self.deleted:
             return StorageError(f"{name} is being deleted")
         if self.log.failure is not None:
@@ -581,9 +583,7 @@ class Partition:
         )
 
     def check_leader_epoch(self, epoch: int) -> None:
-        """Raise FencedLeaderEpoch or UnknownLeaderEpoch unless the client's `epoch` is the current one or -1
-        (KIP-320).
-        """
+        """Raise FencedLeaderEpoch or UnknownLeaderEpoch unless `epoch` is the current one or -1 (KIP-320)."""
         current = self.replica.leader_epoch
         if epoch >= 0 and epoch != current:
             if epoch < current:

@@ -123,9 +123,11 @@ class Reconciler:
 
     def _end_roles(self, topic: "TopicImage") -> None:
         """Let the partitions of a deleted topic serve no more clients. There may be a new topic of this name."""
+        self._partitions.topic_names.pop(topic.topic_id, None)
         for index in range(len(topic.partitions)):
             partition = self._partitions.find(topic.name, index)
             if partition is not None and partition.topic_id == topic.topic_id:
+                partition.topic_deleted = True
                 partition.step(WentOffline(partition.leader_epoch))
 
     def apply_roles_again(self) -> None:

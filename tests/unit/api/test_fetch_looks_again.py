@@ -18,7 +18,7 @@ class Partition:
 
     def __init__(self, *finds: int | ApiError) -> None:
         self.finds = list(finds)
-        self.deleted = False
+        self.deleted = self.topic_deleted = False
         self.high_watermark = self.last_stable_offset = 100
         aborted = [SimpleNamespace(producer_id=7, first_offset=3)]
         self.log = SimpleNamespace(

@@ -270,7 +270,7 @@ def test_a_segment_that_was_on_the_disk_and_is_missing_is_damage(segment: int) -
     with pytest.raises(CorruptLog, match=f"offsets {bases[segment]} to {bases[segment + 1] - 1} are missing") as found:
         on.kill()
     assert "set the offset of orders-0 to 0 in /data/cleaner-offset-checkpoint" in found.value.reason
-    on.open(clean=False, may_have_holes=True)
+    on.open(clean=False, clean_offset=0)
     assert on.log.log_end_offset == 60
 
 
@@ -280,11 +280,44 @@ def test_offsets_that_compaction_took_away_are_no_damage() -> None:
         on.log.append_as_follower(memoryview(make_batch(b"%d" % base, base_offset=base, leader_epoch=0)))
     on.log.roll(NOW_MS)
     on.log.append_as_follower(memoryview(make_batch(b"20", base_offset=20, leader_epoch=0)))
-    on.disk.rename(on.path(8), on.path(20))
-    for suffix in (".index", ".timeindex"):
-        on.disk.rename(on.path(8, suffix), on.path(20, suffix))
     on.kill()
     assert on.records() == [(0, b"0"), (1, b"1"), (7, b"7"), (20, b"20")]
+
+
+@pytest.mark.parametrize("known_from", ["snapshot", "recovery point", "clean offset"])
+def test_a_gap_between_segments_that_compaction_made_is_no_damage(known_from: str) -> None:
+    on = LogOnDisk(cleanup_policy="compact", segment_bytes=1000)
+    on.append_batch(make_batch(b"0"), leader_epoch=0)
+    on.append_batch(make_batch(b"1"), leader_epoch=0)
+    on.log.roll(NOW_MS)
+    on.append_batch(make_batch(b"2"), leader_epoch=0)
+    on.flush(checkpoint=known_from == "recovery point")
+    if known_from != "snapshot":
+        on.disk.remove(on.path(2, ".snapshot"))
+    cut_file(on, on.path(0), on.disk.size(on.path(0)) // 2)  # compaction removes whole batches
+    on.open(clean=False, clean_offset=2 if known_from == "clean offset" else None)
+    assert on.records() == [(0, b"0"), (2, b"2")]
+
+
+def test_a_gap_after_the_flushed_part_of_a_compacted_log_cuts_all_that_follows(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A power cut may lose whole batches at the end of one segment, but not those of the next one. Compaction has not
+    removed them: it leaves out what is not flushed. A follower that kept the later batches would never get the lost
+    ones.
+    """
+    on = LogOnDisk(cleanup_policy="compact", segment_bytes=1000)
+    on.append_batch(make_batch(b"0"), leader_epoch=0)
+    on.flush()
+    on.append_batch(make_batch(b"1"), leader_epoch=0)
+    on.log.roll(NOW_MS)
+    on.append_batch(make_batch(b"2"), leader_epoch=0)
+    cut_file(on, on.path(0), on.disk.size(on.path(0)) // 2)
+    with caplog.at_level(logging.WARNING, "tidelog.log"):
+        on.kill()
+    assert on.records() == [(0, b"0")]
+    assert on.log.log_end_offset == 1
+    assert any("unflushed batches between them were lost" in record.getMessage() for record in caplog.records)
 
 
 def test_message_formats_of_before_kafka_0_11_are_named_not_cut() -> None:

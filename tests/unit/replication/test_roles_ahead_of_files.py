@@ -23,7 +23,7 @@ from tidelog.replication.replica import AskForIsr, FetchFrom, Role
 from tidelog.replication.waiters import Mark
 from tidelog.simulation.world import SimHost, World, simulated
 from tidelog.wire.batches import BatchHeader
-from tidelog.wire.errors import ApiError, NotLeaderOrFollower, StorageError
+from tidelog.wire.errors import ApiError, UnknownTopicId, UnknownTopicOrPartition
 
 NODE_ID = 1
 MIN_ISR = "min.insync.replicas"
@@ -282,14 +282,16 @@ def test_the_partitions_of_a_deleted_topic_serve_no_more_clients() -> None:
         stage.hold()
         stage.publish_states()
         stage.publish_states(led_by(1, 0), number=2)
-        with pytest.raises(NotLeaderOrFollower):
+        with pytest.raises(UnknownTopicOrPartition):
             append(stage[0], b"b")
-        with pytest.raises(NotLeaderOrFollower):
+        with pytest.raises(UnknownTopicOrPartition):
             stage[1].read(0, 100, from_follower=True)
+        with pytest.raises(UnknownTopicId):
+            stage.partitions.topic_name(topic_id(1))
         stage.publish_states(led_by(1, 1), number=2)
         assert not old.replica.leads
         await stage.go_on()
-        assert isinstance(errors[0], StorageError)
+        assert isinstance(errors[0], UnknownTopicOrPartition)
         assert stage[0].topic_id == topic_id(2)
         assert stage[0].replica.leads
         assert values(stage[0]) == []

@@ -32,7 +32,7 @@ def kafkas(name: str) -> dict[str, bytes]:
         }
 
 
-def opened(name: str) -> LogOnDisk:
+def opened(name: str, clean_offset: int | None) -> LogOnDisk:
     on = LogOnDisk.__new__(LogOnDisk)
     on.disk = SimDisk(rng=random.Random(1))
     on.disk.make_dirs(DIRECTORY)
@@ -47,7 +47,14 @@ def opened(name: str) -> LogOnDisk:
     )
     on.now_ms = NOW_MS + 10 * 365 * 86_400_000  # after every date that Kafka gave
     on.log = PartitionLog.open(
-        on.disk, DIRECTORY, on.config, clean=False, recovery_point=0, log_start_offset=0, now_ms=on.now_ms
+        on.disk,
+        DIRECTORY,
+        on.config,
+        clean=False,
+        recovery_point=0,
+        log_start_offset=0,
+        now_ms=on.now_ms,
+        clean_offset=clean_offset,
     )
     return on
 
@@ -80,9 +87,9 @@ def batches_of(data: bytes) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("name", PASSES)
 def test_a_pass_makes_what_kafka_makes(name: str) -> None:
-    on = opened(f"{name}-before")
-    after = kafkas(f"{name}-after")
     first_dirty, clean_offset = PASSES[name]
+    on = opened(f"{name}-before", first_dirty)
+    after = kafkas(f"{name}-after")
     *groups, end = reports_of(on.disk, job_of(on.log, on.now_ms, clean_offset=first_dirty))
     assert isinstance(end, SuccessReport)
     assert end.end_offset == clean_offset
@@ -101,8 +108,9 @@ def test_a_pass_makes_what_kafka_makes(name: str) -> None:
 
 @pytest.mark.parametrize("name", PASSES)
 def test_what_kafka_cleaned_is_read_and_cleaned_on(name: str) -> None:
-    before = opened(f"{name}-before")
-    on = opened(f"{name}-after")
+    first_dirty, clean_offset = PASSES[name]
+    before = opened(f"{name}-before", first_dirty)
+    on = opened(f"{name}-after", clean_offset)
     assert [finding for finding in verify(on.disk, DIRECTORY).findings if finding.severity != NOTE] == []
     assert all(entry["kind"] for entry in dump(on.disk, DIRECTORY, records=True))
     table = table_of(on.log)
