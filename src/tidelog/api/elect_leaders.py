@@ -11,7 +11,7 @@ from tidelog.api.request_order import in_request_order
 from tidelog.api.services import RequestContext, Services
 from tidelog.metadata.controller import NAMED_PARTITIONS_MAX
 from tidelog.metadata.elections import ElectionResult
-from tidelog.metadata.link import Answer, ElectLeaders
+from tidelog.metadata.link import ElectLeaders
 from tidelog.model.steps import Steps
 from tidelog.wire.errors import ErrorCode
 from tidelog.wire.messages.elect_leaders import (
@@ -38,7 +38,7 @@ def handle(
         partitions = []
         for topic in request.topic_partitions:
             if len(partitions) + len(topic.partitions) > NAMED_PARTITIONS_MAX:
-                return _error_response(context, ErrorCode.POLICY_VIOLATION)
+                return (yield from _refuse_all(context, request, ErrorCode.POLICY_VIOLATION))
             for partition in topic.partitions:
                 partitions.append((topic.topic, partition))
                 yield
@@ -53,25 +53,25 @@ async def _elect(
         ElectLeaders(request.election_type, partitions, request.timeout_ms)
     )
     if answer.value is None:
-        return _refuse_all(_error_response(context, answer.error), request, answer)
+        return _refuse_all(context, request, answer.error, answer.message)
     if request.topic_partitions is None:
         return _all_topics(services, answer.value)
     return _requested_topics(request, answer.value)
 
 
-def _error_response(context: RequestContext, error: ErrorCode) -> ElectLeadersResponse:
-    """Return a response without partitions. It contains the error, except in v0, which has no field for it."""
-    return ElectLeadersResponse(error_code=error if context.api_version >= TOP_LEVEL_ERROR_SINCE else ErrorCode.NONE)
-
-
 def _refuse_all(
-    response: ElectLeadersResponse, request: ElectLeadersRequest, answer: Answer[list[ElectionResult]]
+    context: RequestContext, request: ElectLeadersRequest, error: ErrorCode, message: str = ""
 ) -> Steps[ElectLeadersResponse]:
-    """Complete the response to a request that failed as a whole: each requested partition gets the error."""
+    """Return the response to a request that failed as a whole. Each requested partition gets the error, too, because v0
+    has no field for an error of the whole request.
+    """
+    response = ElectLeadersResponse()
+    if context.api_version >= TOP_LEVEL_ERROR_SINCE:
+        response.error_code = error
     for topic in request.topic_partitions or ():
         results = []
         for partition in topic.partitions:
-            results.append(PartitionResult(partition, answer.error, answer.message or None))
+            results.append(PartitionResult(partition, error, message or None))
             yield
         response.replica_election_results.append(ReplicaElectionResult(topic.topic, results))
         yield

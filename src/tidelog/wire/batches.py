@@ -140,8 +140,12 @@ class BatchHeader:
     def first_timestamp_ms(self) -> int | None:
         """Timestamp of the first record, which is usually the oldest. With LogAppendTime, it is the append time.
         If the timestamp is negative, the producer set no timestamp, and the result is None.
+
+        If compaction has replaced the base timestamp by the delete horizon (KIP-534), the header does not contain the
+        timestamp of the first record. The result is then the largest timestamp of the batch.
         """
-        time_ms = self.max_timestamp if self.attributes & TIMESTAMP_TYPE_BIT else self.base_timestamp
+        lacks_base = self.attributes & (TIMESTAMP_TYPE_BIT | DELETE_HORIZON_BIT)
+        time_ms = self.max_timestamp if lacks_base else self.base_timestamp
         return time_ms if time_ms >= 0 else None
 
     @property

@@ -153,8 +153,11 @@ def test_long_requests_are_refused() -> None:
         assert errors(answer) == [ErrorCode.INVALID_REPLICA_ASSIGNMENT, ErrorCode.NONE]
         numbers = list(range(NAMED_PARTITIONS_MAX))
         named = [TopicPartitions(topic="t", partitions=numbers), TopicPartitions(topic="u", partitions=[0])]
-        answer = await node.call("ElectLeaders", 2, topic_partitions=named)
-        assert (answer.error_code, answer.replica_election_results) == (ErrorCode.POLICY_VIOLATION, [])
+        refused = ErrorCode.POLICY_VIOLATION
+        for version, error in ((0, ErrorCode.NONE), (1, refused), (2, refused)):
+            answer = await node.call("ElectLeaders", version, topic_partitions=named)
+            assert answer.error_code == error
+            assert elections(answer) == [("t", [(number, refused) for number in numbers]), ("u", [(0, refused)])]
         partitions = [ReassignablePartition(partition_index=number) for number in numbers]
         topics = [ReassignableTopic(name="t", partitions=partitions), ReassignableTopic("u", partitions[:1])]
         answer = await node.call("AlterPartitionReassignments", 1, topics=topics)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.wire.batches import HEADER_BYTES, BatchHeader, Codec, TimestampType
+from tidelog.wire.batches import DELETE_HORIZON_BIT, HEADER_BYTES, TIMESTAMP_TYPE_BIT, BatchHeader, Codec, TimestampType
 from tidelog.wire.checksums import crc32c
 from tidelog.wire.compression import compress
 from tidelog.wire.primitives import MalformedMessage, TooLargeDecompressed, varint
@@ -227,6 +227,19 @@ def test_the_structure_is_checked_as_the_facts_are_read(content: list[Record], d
         except MalformedMessage as error:
             failures.append(str(error))
     assert len(failures) != 1 or "beyond 64 bits" in failures[0] or "is too long" in failures[0], failures
+
+
+@pytest.mark.parametrize(
+    ("attributes", "expected"),
+    [(0, 5), (TIMESTAMP_TYPE_BIT, 9), (DELETE_HORIZON_BIT, 9)],
+    ids=["create", "append", "horizon"],
+)
+def test_the_first_timestamp_is_not_taken_from_a_base_that_is_no_timestamp(attributes: int, expected: int) -> None:
+    batch = encode_batch([Record(b"k", b"v", 5), Record(b"k", b"w", 9)])
+    batch[21:23] = attributes.to_bytes(2, "big")
+    if attributes == DELETE_HORIZON_BIT:
+        batch[27:35] = (1 << 50).to_bytes(8, "big")
+    assert BatchHeader(batch).first_timestamp_ms == expected
 
 
 def test_facts_of_a_time_that_is_none() -> None:
