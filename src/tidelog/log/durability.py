@@ -70,7 +70,7 @@ class Durability:
         """Offset of the newest producer snapshot that no power cut can remove; -1 if there is none. Batches below this
         offset may be removed from the log: a restart does not need them for the state of their producers."""
         self._names_synced_offset = newest
-        """`snapshot_offset` is at least this offset after the next sync of the directory."""
+        """After the next sync of the directory, `snapshot_offset` is at least this offset."""
         self._snapshot_wanted = False
         """Whether `cover` needs a snapshot at the log's end in the next plan."""
         self._sync_wanted = False

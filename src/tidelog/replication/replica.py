@@ -4,7 +4,7 @@
 order. An event that reports a request or an answer of another broker names the leader epoch to which it belongs. The
 event is dropped if that epoch has ended.
 
-Three offsets describe a replica, all exclusive:
+Three offsets describe a replica. Each is an exclusive end:
 
     end offset      the end of the log (LEO)
     local mark      end of the part that is durable enough on this broker: the end offset, or, with `durability=fsync`,
@@ -54,8 +54,8 @@ class Role(Enum):
 
 
 class BecameLeader(NamedTuple):
-    """The metadata names this broker as the leader. If the leader epoch is the current one, the ISR or the replicas
-    have changed, or the broker has regained its lease.
+    """The metadata names this broker as the leader. An event with the current leader epoch means that the ISR or the
+    replicas have changed, or that the broker has regained its lease.
     """
 
     leader_epoch: int
@@ -64,8 +64,8 @@ class BecameLeader(NamedTuple):
     replicas: tuple[int, ...]
     min_insync_replicas: int
     is_late: bool = False
-    """Whether the partition may have changed in this leader epoch before this broker received the metadata of the
-    epoch. Then a follower may have sent a fetch in this epoch before the change."""
+    """Whether the partition may have changed after this leader epoch began, but before this broker received the epoch
+    with the metadata. In this case, a follower may have sent a fetch in this epoch before the change."""
 
 
 class BecameFollower(NamedTuple):

@@ -40,7 +40,7 @@ class DurableGroup:
 
 
 class DurableGroups:
-    """Every group of one partition of `__consumer_offsets` that has metadata or offsets."""
+    """Every group that has metadata or offsets in one partition of `__consumer_offsets`."""
 
     __slots__ = ("_last_removal_offset", "by_id", "pending")
 
