@@ -68,7 +68,7 @@ class DataDirectory:
     def __init__(self, disk: "Disk", path: str, lock: "Lock | None") -> None:
         self.path = path
         self.clean = disk.exists(f"{path}/{CLEAN_MARKER}")
-        """Whether the broker that used the directory last stopped cleanly. If so, the logs need no recovery."""
+        """Whether the last broker that used the directory stopped cleanly. If so, the logs need no recovery."""
         self.is_blank = not disk.exists(f"{path}/{META_PROPERTIES}")
         """Whether no broker has ever used the directory."""
         self._disk = disk
@@ -286,8 +286,8 @@ class DataDirectory:
         """Put removed partitions aside: remove their checkpoint entries, close their logs, rename their directories.
 
         `logs`: for each partition the topic id, and the log, or None if the log is not open. After an error, the
-        other partitions are still put aside. Returns the new paths, which the caller passes to `empty_retired` and
-        `remove_retired`, and the first error. If a full disk prevents the write of the checkpoints, this error is not
+        other partitions are still put aside. Returns the new paths and the first error. The caller passes the paths to
+        `empty_retired` and `remove_retired`. If a full disk prevents the write of the checkpoints, this error is not
         returned, because `remove_retired` removes the entries before it removes the directory.
         """
         first_error: OSError | None = None
@@ -338,8 +338,8 @@ class DataDirectory:
     def remove_entries(self, *keys: TopicPartition) -> None:
         """Remove the entries of these partitions from all checkpoints.
 
-        All checkpoints are tried before OSError is raised. After an error, the next write of each checkpoint removes
-        the entries.
+        If the write of one checkpoint fails, this method still tries to write the others, and then raises OSError.
+        After an error, the next write of each checkpoint removes the entries.
         """
         for key in keys:
             self._recovery_points.pop(key, None)
@@ -427,8 +427,8 @@ class DataDirectory:
     def remove_retired(self, path: str) -> None:
         """Remove the checkpoint entries of a retired directory, and then the directory itself. Raises OSError.
 
-        The entries are kept if a new partition has the same name. The directory is removed last, because while it
-        exists, the next start can see that the entries do not belong to a missing log.
+        The entries are kept if a new partition has the same name. The directory is removed last. If the broker stops
+        before that, the directory shows at the next start that the entries belong to a removed log, not to a lost one.
         """
         stem = _stem_of_retired(path)
         key = None if stem is None else partition_of(stem)

@@ -19,7 +19,9 @@ from tidelog.model.ids import TopicId
 
 
 class Step:
-    """One step. `group` is the group before the step, or the new group if the step creates or upgrades one."""
+    """One step. `group` is the group before the step. If the step creates a group or upgrades a classic group, `group`
+    is the new group.
+    """
 
     __slots__ = ("_soft_changes", "context", "ends_rebalance", "epoch", "group", "now", "out")
 
