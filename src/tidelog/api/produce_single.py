@@ -1,10 +1,10 @@
 """A fast path for Produce requests with one batch for one partition, which most clients send.
 
 Such requests of one client for the same partition differ only in the correlation id, the length of the batch, and the
-batch. The bytes between the correlation id and the length form the prefix. Decoding the prefix and encoding the
-response take more time than the rest of a small request. Therefore each prefix is decoded only once, and the response
-to a successful request is encoded only once. Both are stored as a template. If a batch is invalid or cannot be appended
-directly, `produce.handle` handles its request.
+batch. The prefix is the part of a request between the correlation id and the length of the batch. Decoding the prefix
+and encoding the response take more time than the rest of a small request. Therefore each prefix is decoded only once,
+and the response to a successful request is encoded only once. Both are stored as a template. If a batch is invalid or
+cannot be appended directly, `produce.handle` handles its request.
 """
 
 from struct import Struct
@@ -25,8 +25,8 @@ from tidelog.wire.messages.produce import (
 from tidelog.wire.primitives import MalformedMessage, finish_uvarint
 
 SINCE_VERSION = 7
-"""The first version with this fast path. Older versions do not support all codecs and have a shorter response. Current
-clients do not send them."""
+"""The first version with this fast path. Older versions do not support all codecs, and some of them have a shorter
+response. Current clients do not send older versions."""
 PREFIX_POSITION = 8
 """Start of the prefix in a request: the position after API key, version and correlation id."""
 PREFIX_BYTES_MAX = 512

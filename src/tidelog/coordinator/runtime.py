@@ -520,8 +520,8 @@ class CoordinatorPartition(Generic[C]):
         self._tasks.call_later(delay_s, begin)
 
     def _schedule_load(self) -> None:
-        """Schedule a new load, unless a load is scheduled already. One event may make several waits for a commit fail,
-        and each failed wait calls this method.
+        """Schedule a new load, unless a load is scheduled already. If several waits for a commit fail at the same
+        time, each of them calls this method.
         """
         if not self._is_closed and self._reload_timer is None:
             self._reload_timer = self._tasks.call_later(self._reload_delay_s, self._reload)

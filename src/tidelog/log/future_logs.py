@@ -95,8 +95,8 @@ def remove_mark(disk: "Disk", target: str, partition: TopicPartition) -> None:
 
 
 def has_mark(disk: "Disk", path: str) -> bool:
-    """Return whether the log in `path` has the mark `takes-over`. If so, it is a copy that has already got the log's
-    name, while the old log in the source directory may still have the same name.
+    """Return whether the log in `path` has the mark `takes-over`. If so, it is a copy that already has its final
+    name, and the old log in the source directory may still have the same name.
     """
     return disk.exists(f"{path}/{TAKES_OVER}")
 

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.log")
 
 TOLERANCE_DIVISOR = 64
-"""Headers agree with the time of the file's last change if their largest timestamp lies between this time minus
-(retention time / this number) and this time plus AHEAD_MS. The age is then measured from the later one of the largest
-timestamp and the last change."""
+"""Headers agree with the time of the file's last change if their largest timestamp is at most (retention time / this
+number) before the last change, and at most AHEAD_MS after the last change. The age is then measured from the later one
+of the largest timestamp and the last change."""
 INLINE_PART_BYTES_MAX = 256 << 10
 """Maximum size, in bytes, of a part of a segment that `SegmentAgeSearch.run` reads itself. A larger part is read in a
 separate process."""
@@ -285,8 +285,8 @@ class Retention:
         return items[count].base_offset if count < len(items) else limits.log_end_offset
 
     def _count_expired(self, limits: RetentionLimits) -> int:
-        """Return how many of the oldest segments are too old, exceed the size limit, or end at or below the log start
-        offset.
+        """Return how many of the oldest segments are too old, exceed the size limit, or are closed and end at or below
+        the log start offset.
 
         A segment that ends above `limits.limit` is kept. An empty active segment is kept, and a segment of unknown age
         is not removed for its age.
@@ -303,7 +303,7 @@ class Retention:
             end_offset = items[index + 1].base_offset if index + 1 < len(items) else limits.log_end_offset
             if end_offset > limits.limit or (index + 1 == len(items) and not segment.size):
                 break
-            # After the subtraction, `excess` is negative if the log without this segment has less than retention.bytes.
+            # `excess` becomes negative if the segments after this one have less than retention.bytes in total.
             excess -= segment.size
             is_below_start = end_offset <= limits.log_start_offset and index + 1 < len(items)
             if not (is_below_start or excess >= 0 or _age_status(segment, config, now_ms) is AgeStatus.EXPIRED):

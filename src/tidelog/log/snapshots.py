@@ -87,11 +87,11 @@ def load_producers(
     """Load the newest snapshot at or below `end`, and replay the batches from there to `start`, the log start offset.
     Without a snapshot, the replay begins at the first batch.
 
-    Returns the producers, and the offset of the snapshot; -1 if there is no snapshot. The replayed batches are deleted
-    for clients, but still count for the sequence of their producer. If some of these batches are missing or damaged,
-    no producers are returned, because a known producer whose last batches are missing would be refused. In this case,
-    Kafka also forgets all producers. `may_have_holes`: the log was compacted, so offsets that are missing between two
-    batches do not mean that batches were lost. Raises OSError.
+    Returns the producers, and the offset of the snapshot; -1 if there is no snapshot. Clients cannot read the replayed
+    batches any more, but these batches still count for the sequence of their producer. If some of them are missing or
+    damaged, no producers are returned, because a known producer whose last batches are missing would be refused. In
+    this case, Kafka also forgets all producers. `may_have_holes`: the log was compacted, so offsets that are missing
+    between two batches do not mean that batches were lost. Raises OSError.
     """
     producers = ProducerState()
     snapshot = snapshots.load(end)
@@ -125,8 +125,8 @@ def load_producers(
 def restore_producers(
     snapshots: Snapshots, segments: "SegmentList", start: int, end: int, *, may_have_holes: bool
 ) -> ProducerState:
-    """Restore the producers of a log from `start` to `end`: load the newest snapshot and replay the batches after
-    it.
+    """Restore the producers of a log with the start offset `start` and the end offset `end`: load the newest snapshot
+    and replay the batches after it.
 
     The replay writes the transaction indexes again. The CRCs of the batches are not checked. Raises CorruptLog if a
     batch cannot be read, and OSError. For `may_have_holes`, see `load_producers`.

@@ -1,5 +1,5 @@
-"""Run one compaction pass over a log: find the last offset of each key, and rewrite closed segments without
-superseded records.
+"""Run one compaction pass over a log: find the last offset of each key, and rewrite closed segments so that
+superseded records are left out.
 
 The pass runs in a separate process. It reads the segments that the job names, and writes `.cleaned` files. It
 changes no other files of the log. While the pass writes one group of segments, the broker replaces the old
