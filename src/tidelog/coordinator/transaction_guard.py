@@ -175,8 +175,8 @@ class TransactionGuard:
             _refuse([*batch, *waiting])
 
     async def _send(self, broker_id: int, questions: "_Questions") -> "_Questions":
-        """Ask another broker. If it refuses some partitions of a transaction, it does not attempt the other partitions:
-        return the questions about these.
+        """Ask another broker. If the broker refuses some partitions of a transaction, it does not attempt the other
+        partitions of this transaction. Returns the questions about partitions that were not attempted for this reason.
         """
         broker = self._metadata.newest.brokers.get(broker_id)
         if broker is None or self._channels is None:

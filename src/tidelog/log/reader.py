@@ -1,4 +1,4 @@
-"""Find records in a log: convert an offset or a timestamp into a region of one segment file.
+"""Find records in a log: convert an offset into a region of one segment file, and a timestamp into an offset.
 
 The positions at which recent readers stopped are remembered. A reader that follows the log, or reads old segments in
 order, continues at its position without an index look-up.

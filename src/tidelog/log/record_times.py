@@ -206,8 +206,8 @@ def _header_is_wrong(fields: Fields) -> bool:
     return (
         (stated < fields[BASE_TIMESTAMP] or (stated == 0 and fields[BASE_TIMESTAMP] < 0))
         and fields[COUNT] > 0
-        # With the first bit, the header states the time of the append. With the second bit, the base timestamp is a
-        # delete horizon.
+        # With TIMESTAMP_TYPE_BIT, the header states the time of the append. With DELETE_HORIZON_BIT, the base timestamp
+        # is a delete horizon.
         and not fields[ATTRIBUTES] & (TIMESTAMP_TYPE_BIT | DELETE_HORIZON_BIT)
     )
 

@@ -379,10 +379,10 @@ class LogOpener:
         Between the two segments there may be a gap. If the gap begins after the flushed part, a crash explains it:
         `segment` and all later segments are removed, and the result is False. Compaction does not explain such a gap:
         before a pass, a producer snapshot is written that includes the batches of the pass, so the compacted part is
-        flushed. A follower's segment begins where its previous segment ends, even if its leader has compacted the
-        offsets that follow. If the gap begins in the flushed part, and compaction explains it, it is accepted. Any
-        other gap means that segment files are missing: CorruptLog is raised. CorruptLog is also raised if `segment`
-        begins below `end`.
+        flushed. A follower begins each new segment where its log ends, even if the leader has removed the next offsets
+        by compaction. If the gap begins in the flushed part, and compaction explains it, it is accepted. Any other gap
+        means that segment files are missing: CorruptLog is raised. CorruptLog is also raised if `segment` begins below
+        `end`.
         """
         if segment.base_offset < end:
             reason = f"the segment begins at offset {segment.base_offset}, but the previous one ends at offset {end}"

@@ -1,7 +1,7 @@
 """Offsets of open transactions (KIP-98). They take effect if their transaction is committed, but not if it is aborted.
 
 Of the committed records with the same key, the last one in the log is valid, as in a compacted log. So a pending offset
-is superseded if a record with its key that is after it in the log is committed before its transaction.
+is superseded if a record after it in the log has the same key and is committed before it.
 """
 
 from collections.abc import Iterator
