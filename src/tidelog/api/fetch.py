@@ -164,8 +164,8 @@ class Fetch:
         self._aborted: dict[FetchItem, list[AbortedTransaction]] = {}
         self._moved_partitions: dict[Partition, None] = {}
         self._unknown_ranks: dict[FetchItem, int] = {}  # 1: unknown topic id; 2: unknown topic or partition
-        # Whether the fetch must not wait, because a partition has a diverging epoch, a preferred replica, or an error
-        # (except the errors of `_unknown_ranks`), or because it was deleted after an earlier read.
+        # True if the fetch must not wait: a partition has a diverging epoch, a preferred replica, or an error (except
+        # the errors of `_unknown_ranks`), or a partition was deleted after an earlier read.
         self._failed = False
         self._expired = False
         self._pending: Pending[FetchResponse] | None = None
@@ -185,9 +185,9 @@ class Fetch:
 
     def cold_reads(self, items: "Sequence[FetchItem] | None" = None, bytes_left: int | None = None) -> list["ColdRead"]:
         """Return the disk reads that a thread must run before the event loop reads `items` (default: all). Without
-        them, the event loop would wait for the disk. They have about `bytes_left` bytes together (default: the size
-        limit of the response). Beyond that, only the first bytes of each item are read: `_read` needs the header of its
-        first batch even if the response is full.
+        these disk reads, the event loop would wait for the disk. Together they have about `bytes_left` bytes (default:
+        the size limit of the response). When this limit is reached, only the first bytes of each further item are read:
+        `_read` needs the header of the item's first batch even if the response is full.
         """
         reads = []
         if bytes_left is None:
@@ -408,7 +408,7 @@ class Fetch:
             pending.complete(self._answer())
 
     def abandon(self) -> None:
-        """Stop waiting without a response."""
+        """Stop waiting. This method sends no response."""
         if self._pending is None:
             return
         self._pending = None

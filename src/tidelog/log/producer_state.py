@@ -109,7 +109,7 @@ class ProducerState:
         markers. See `forget_replicated`."""
         self.producers_max = producers_max
         self._past_ends: list[tuple[int, int]] = []
-        """Pairs of the time of an earlier call of `expire` and the log end offset at this time, ascending."""
+        """Pairs (time of an earlier call of `expire`, log end offset at this time), ascending."""
         self._verifications: dict[int, dict[object, int]] = {}
         """The verifications that are running for each producer id, with their epochs."""
 
@@ -303,7 +303,7 @@ class ProducerState:
     def forget_replicated(self, high_watermark: int) -> None:
         """Forget the completed transactions whose marker is below the high watermark.
 
-        Reads call this method. But some partitions are never read by consumers, for example those of
+        The reads of consumers call this method. But consumers never read some partitions, for example those of
         `__consumer_offsets`. Therefore code that appends markers also calls this method.
         """
         replicating = self._replicating
@@ -315,10 +315,10 @@ class ProducerState:
         forgotten producers.
 
         `end_offset` is the end of the log. A producer was silent if its last timestamp is at least `expiration_ms` old,
-        and if it has appended nothing since an earlier call of this method: a call at least `expiration_ms` ago, or the
-        first call if no call was so long ago. The timestamp alone does not show that a producer was silent: an active
-        producer that copies old records has old timestamps, too. If an active producer was forgotten, a batch that it
-        sends again would be appended twice.
+        and if it has appended nothing since an earlier call of this method. That call was at least `expiration_ms` ago;
+        if all calls are more recent, the first of them is meant. The timestamp alone does not show that a producer was
+        silent: an active producer that copies old records has old timestamps, too. If an active producer was forgotten,
+        a batch that it sends again would be appended twice.
         """
         ends = self._past_ends
         if ends and (not self.entries or now_ms < ends[-1][0]):  # no producers, or the clock was set back

@@ -82,7 +82,9 @@ class EtcdServers:
         self._lock = threading.Lock()
 
     def failed(self, number: int) -> None:
-        """Note that the server with this number does not work: if the gateways use it now, let them use the next."""
+        """Report that the server with this number does not work. If it is the current server, the gateways use the next
+        server from now on.
+        """
         with self._lock:
             is_current = number == self.current
             if is_current:

@@ -40,7 +40,9 @@ class Verification:
             raise ApiError("the transaction has ended in the meantime", ErrorCode.INVALID_TXN_STATE)
 
     def marker_of_lost_end(self, now_ms: int) -> bytearray | None:
-        """Return the marker to append before the transaction's records, if any. See the function of the same name."""
+        """Return the marker that must be appended before the transaction's records; None if no marker is needed. See
+        the function of the same name.
+        """
         return marker_of_lost_end(self._partition, self._producer_id, self._producer_epoch, now_ms)
 
     def end(self) -> None:
