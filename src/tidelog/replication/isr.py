@@ -42,7 +42,7 @@ class FetchTime:
         request itself may have been sent long before it was handled, for example while this process was paused."""
 
     def begin(self, now_ms: int) -> None:
-        """Note that a request is handled now."""
+        """Remember `now_ms` as the time at which a request is handled."""
         self.proved_ms, self.ms = self.ms, now_ms
 
 
@@ -93,14 +93,16 @@ class FollowerState:
         return self._caught_up_ms if self.session is None else max(self._caught_up_ms, self.session.ms)
 
     def leave_session(self) -> None:
-        """Note that the partition may have news. From now on, a fetch counts only if it names the partition."""
+        """Leave `session`, because the partition may have news. From now on, a fetch counts only if it names the
+        partition.
+        """
         self._fetched_ms, self._caught_up_ms = self.fetched_ms, self.caught_up_ms
         self._proved_ms = self.proved_ms
         self.session = None
 
     def fetched(self, offset: int, broker_epoch: int, leader_end: int, now_ms: int, proved_ms: int) -> None:
         """Process a fetch from `offset`, which shows that the follower has all records below this offset. The follower
-        sent it after `proved_ms`.
+        sent the fetch after `proved_ms`.
         """
         if self.session is not None:
             self.leave_session()
@@ -178,7 +180,8 @@ class InSyncReplicas:
         """A replica may join the ISR only if its last fetch was certainly sent after this time: the time at which this
         leader received `partition_epoch` with the metadata. The reason for the new epoch may be that the replica has
         lost its log, so an earlier fetch may report records that the replica does not have any more. The value is -1
-        while the partition has not changed in this leader epoch: then all fetches of the epoch count."""
+        while the partition certainly has not changed in this leader epoch: then every fetch in this leader epoch is new
+        enough."""
         # Each member of the ISR has the whole `lag_max_ms` for its first fetch. Any other replica is not caught up
         # until its fetches show that it is.
         self.followers = {
@@ -237,8 +240,8 @@ class InSyncReplicas:
         """Return the lowest log end among the members of the maximal ISR, or None if the high watermark must not move.
 
         `local_mark` counts as this broker's log end. A replica outside the ISR also limits the high watermark if it has
-        caught up. Otherwise, under constant load, the high watermark would always be above the replica's end, and the
-        replica could never join the ISR again.
+        caught up. Without this limit, the high watermark would always be above the replica's end under constant load,
+        and the replica could never join the ISR again.
         """
         if self.is_below_min:
             return None
@@ -276,7 +279,7 @@ class InSyncReplicas:
     def may_join(
         self, replica: int, high_watermark: int, epoch_start: int, eligible: Mapping[int, int], proved_ms: int
     ) -> bool:
-        """Return whether a replica outside the ISR may join it. It sent its last fetch after `proved_ms`.
+        """Return whether a replica outside the ISR may join it. The replica sent its last fetch after `proved_ms`.
 
         Its log must reach the high watermark and the start of the leader epoch, and the fetch that shows this must be
         new enough (`joins_after_ms`). Its broker must be neither fenced nor shutting down, and must have fetched with

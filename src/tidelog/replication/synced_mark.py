@@ -48,7 +48,7 @@ class SyncedMark:
         """Held while the mark is written."""
         self._storing: asyncio.Task[None] | None = None
         self._writing: asyncio.Future[Mapping[str, OSError]] | None = None
-        """The running or last write. It continues if the task that waits for it is cancelled."""
+        """The running or last write. It continues even if the task that waits for it is cancelled."""
 
     async def withdraw(self) -> None:
         """Withdraw the mark durably from every disk. The mark is not stored again before the next `partitions_changed`.
