@@ -17,8 +17,8 @@ size comes from the peer, so memory beyond this bound is allocated only when the
 
 
 class FrameReader:
-    """Collects the frames of one connection. The caller stores incoming bytes in `get_buffer` and then calls
-    `received`.
+    """Collects the frames of one connection. The caller stores incoming bytes in the memory that `get_buffer` returns,
+    and then calls `received`.
     """
 
     __slots__ = ("_filled_bytes", "_frame_bytes_max", "_large", "_large_bytes", "_shared", "_spare")

@@ -1,7 +1,7 @@
 """Find every defect in log files, including files that Kafka wrote. `tidelog log verify` uses this module.
 
 All data is read and decoded: batches and their records, indexes (compared with the log), snapshots, transaction
-indexes and checkpoints. The CRC of each batch is checked, and the order of the offsets. The start and end of a log are
+indexes and checkpoints. The CRC of each batch and the order of the offsets are checked. The start and end of a log are
 compared with the data directory's checkpoints. No file is changed. The calling thread is blocked until every byte is
 read.
 """
@@ -239,8 +239,9 @@ class _Verifier:
         return is_compacted or offset <= (self._checkpoint_offset(f"{parent}/{LOG_START_OFFSETS}", key) or 0)
 
     def _check_ends(self, directory: str, segments: list[str], end_offset: int) -> None:
-        """Check that the log does not begin above its start offset, and does not end below its recovery point. Both
-        offsets come from the data directory's checkpoints. A missing checkpoint is ignored; a missing entry means 0.
+        """Check that the first segment does not begin above the log start offset, and that the log does not end below
+        its recovery point. Both offsets come from the data directory's checkpoints. A missing checkpoint is ignored; a
+        missing entry means 0.
         """
         parent, _, name = directory.rpartition("/")
         key = partition_of(name)

@@ -20,8 +20,8 @@ NAME_LENGTH_MAX = 249
 COUNT_MAX = 1000
 """RE2's upper bound on one count and on the product of nested counts."""
 TEXT_LENGTH_MAX = 1 << 16
-"""Maximum length of a translated expression. It may be longer than the original, because one repetition may become
-several."""
+"""Maximum length of a translated expression. A translation may be longer than the original expression, because one
+repetition may become several."""
 MATCHES_NOTHING = r"[^\x00-\x{10FFFF}]"
 """An expression that matches no text. If all matches of an atom's repetition would be too long for a topic's name, this
 expression replaces the repetition operator after the atom. Together, the atom and this expression match nothing."""

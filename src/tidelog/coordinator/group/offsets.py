@@ -48,7 +48,7 @@ class OffsetCommit(NamedTuple):
     generation: int
     retention_ms: int
     """Requested retention time in milliseconds; -1 for the value of the broker's setting. Only OffsetCommit up to v4
-    can request another time."""
+    can request a different retention time."""
     version: int
     """The version of OffsetCommit."""
     offsets: list[OffsetToCommit]
