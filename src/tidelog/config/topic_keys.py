@@ -189,7 +189,7 @@ KEYS: tuple[Key, ...] = (
         DOUBLE,
         "0.5",
         Between(0, 1),
-        doc="A log is compacted when at least this share of it has not been compacted.",
+        doc="A log is compacted when more than this share of it has not been compacted.",
         synonyms=(("log.cleaner.min.cleanable.ratio", 1),),
         effect=True,
     ),

@@ -18,9 +18,9 @@ READS: Final = "metadata-reads"
 WATCH: Final = "metadata-watch"
 """Lanes of the runtime. Each lane has its own thread, so that a slow snapshot does not delay a renewal."""
 LEASE_CALL_SHARE: Final = 1 / 4
-"""A call about leases may take at most this share of a lease's term. If a hung server does not answer a renewal, the
-renewal is sent to the next server after this time. The lease is then still valid, because the first attempt to renew it
-begins after a third of its term."""
+"""A call about leases may take at most this share of a lease's term. If a hung server does not answer a renewal
+within this time, the renewal is sent to the next server. The lease is then still valid, because the first attempt to
+renew it begins after a third of its term."""
 WATCH_S: Final = 10.0
 """Longest time, in seconds, that one watch waits before the journal's end is read again."""
 
@@ -28,8 +28,8 @@ WATCH_S: Final = 10.0
 class RemoteStore(ABC):
     """A `Store` whose client blocks the calling thread. A subclass defines the blocking methods.
 
-    Each blocking method, such as `_read`, has the arguments of the `Store` method whose name lacks the underscore,
-    unless other arguments are listed below.
+    The arguments of a blocking method are those of the `Store` method with the same name without the underscore
+    (`_read`: `read`), unless other arguments are listed below.
     """
 
     entry_bytes_max: int | None = SHARED_VALUE_BYTES_MAX

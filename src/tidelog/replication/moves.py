@@ -305,8 +305,8 @@ class Moves:
         return not (self._stopped or partition.deleted)
 
     def _check(self, move: Move) -> None:
-        """Raise MoveAbandoned if the move must not continue. Call it after each await, since the partition may have
-        been deleted or the move cancelled during the await.
+        """Raise MoveAbandoned if the move must not continue. Call this method after each await: during the await, the
+        partition may have been deleted or the move cancelled.
         """
         partition = move.partition
         path = move.target.path
@@ -386,7 +386,7 @@ class Moves:
             self._check(move)
 
     async def _remove_mark(self, move: Move) -> None:
-        """Remove the mark `takes-over` of the copy, since the old log no longer has the same name."""
+        """Remove the mark `takes-over` of the copy, since the old log has been renamed."""
         try:
             await self._runtime.tasks.run_blocking(
                 remove_mark, self._runtime.disk, move.target.path, move.partition.log.topic_partition
@@ -415,7 +415,7 @@ class Moves:
             self._report_disk_error(move.target.path, mark_error)
 
     def _switch(self, move: Move, old: "PartitionLog", new: "PartitionLog") -> None:
-        """Make the copy the partition's log, within one turn of the loop."""
+        """Replace the partition's log by the copy, within one turn of the loop."""
         new.producers = old.producers  # with the last five batches of each producer, which a snapshot does not have
         new.epochs = LeaderEpochs(old.epochs.entries())
         new.epochs.dirty = True
@@ -456,8 +456,8 @@ def _copy_remaining_batches(old: "PartitionLog", copy: "PartitionLog") -> bool:
 
 
 def _skip_to(copy: "PartitionLog", end_offset: int, now_ms: int) -> None:
-    """Make the copy end at `end_offset` without records, since the offsets of deleted records must not be used again.
-    Blocks. Raises StorageError.
+    """Set the end of the copy to `end_offset` without writing records, since the offsets of deleted records must not be
+    used again. Blocks. Raises StorageError.
     """
     if copy.segments.active.size:
         copy.log_end_offset = end_offset

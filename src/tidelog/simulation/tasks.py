@@ -83,8 +83,8 @@ class SimTasks:
         """Do nothing: the garbage collector belongs to the whole simulation and takes no virtual time."""
 
     def run_blocking(self, function: Callable[..., T], *args: object, lane: str = "") -> "asyncio.Future[T]":
-        """Run the function, and complete the returned future after a virtual delay. If its lane is busy, the
-        function runs at the end of the delay. Otherwise it runs at random at the beginning or at the end.
+        """Run the function, and complete the returned future after a virtual delay. If `lane` is busy, the function
+        runs at the end of the delay. Otherwise it is random whether the function runs at the beginning or at the end.
 
         So a sync covers all bytes that were written before this call, and only sometimes the bytes that are written
         during the delay.

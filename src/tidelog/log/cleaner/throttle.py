@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 INTERVAL_S = 0.1
-"""Interval in seconds. The rate is checked again when the bytes counted since the last check reach the number allowed
-in this interval. Smaller bursts are not slowed down."""
+"""Interval in seconds. The rate is checked again when the bytes that were counted since the last check reach the number
+that is allowed in this interval. Smaller bursts are not slowed down."""
 
 
 class Throttle:

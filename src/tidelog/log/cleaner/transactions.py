@@ -1,7 +1,7 @@
 """Find the batches of aborted transactions, and the markers that are no longer needed. Pure.
 
-Batches must be passed in the order of their offsets. If the pass has read no record of a transaction, an earlier pass
-has removed all of its records. Only then may the transaction's marker be removed.
+The batches must be given in the order of their offsets. If a compaction pass reads no record of a transaction, an
+earlier pass has removed all of its records. Only then may the transaction's marker be removed.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,7 +57,7 @@ class Transactions:
         """Track a control batch. Returns whether it may be removed. It may be removed if it is empty, or if it ends
         a transaction of which no record was read.
 
-        Other control batches may not be removed. Raises ValueError if the batch cannot be decoded.
+        No other control batch may be removed. Raises ValueError if the batch cannot be decoded.
         """
         self._begin(fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA])
         if not fields[COUNT]:
