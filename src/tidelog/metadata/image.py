@@ -40,9 +40,9 @@ kinds. With level 0 the journal must not contain the kinds that only clusters us
 ELR_FEATURE: Final = "eligible.leader.replicas.version"
 """Kafka's feature for eligible leader replicas (KIP-966)."""
 TRANSACTION_FEATURE: Final = "transaction.version"
-"""The protocol of transactions (KIP-890): with level 2, each end of a transaction increments the producer's epoch."""
+"""The protocol of transactions (KIP-890): with level 2, the producer's epoch is incremented when a transaction ends."""
 LEVELS_WITHOUT_RECORD: Final[Mapping[str, int]] = {TRANSACTION_FEATURE: 2}
-"""The levels of features that have no record in the journal. If a feature is not listed here, this level is 0."""
+"""The level that a feature has while the journal contains no level for it. For features not listed here, it is 0."""
 
 CONSUMER_OFFSETS = "__consumer_offsets"
 TRANSACTION_STATE = "__transaction_state"

@@ -38,7 +38,7 @@ from tidelog.model.steps import Steps
 from tidelog.wire.errors import ApiError, ErrorCode
 
 BROKER_LEASES: Final = "broker/"
-"""Prefix of the names of the brokers' leases in the store. The holder in a broker's lease is the broker's
+"""Prefix of the names of the brokers' leases in the store. The field `holder` of a broker's lease contains the broker's
 incarnation."""
 
 

@@ -247,7 +247,7 @@ class Compaction:
     async def _run_pass(
         self, partition: "Partition", log: "PartitionLog", candidate: CleanablePart, groups: list[GroupReport]
     ) -> Report | None:
-        """Run the pass in the child process, swap each group in as it is reported, and return the last report.
+        """Run the pass in the child process, swap in each group when its report arrives, and return the last report.
 
         Raises PassAbandoned, and WorkEnded if the child process fails.
         """
@@ -332,8 +332,8 @@ class Compaction:
                 await run_blocking(swap.discard)
             raise PassAbandoned("its segments have changed")
         if self._clean_offsets.get(partition) is None:
-            # Write the entry before the first record is removed: the entry shows that holes in the log come from
-            # compaction and not from a lost file.
+            # Write a clean offset before the first record is removed: a clean offset shows that holes in the log come
+            # from compaction and not from a lost file.
             self._clean_offsets[partition] = log.log_start_offset
             await self._write_clean_offsets()
         try:
@@ -358,7 +358,7 @@ class Compaction:
         except OSError as error:
             # The next start may finish this swap, so the log must not change until then.
             if not partition.deleted:
-                partition.log.fail(f"the files of an undone compaction could not be removed: {error}", error)
+                partition.log.fail(f"the files of an abandoned compaction could not be removed: {error}", error)
                 partition.fail()
         swap.give_up()
 
