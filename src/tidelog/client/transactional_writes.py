@@ -1,11 +1,11 @@
 """Operations of a producer that writes in transactions (see `operations`): begin, write, commit offsets, end.
 
-A transaction may be ended by a process that did not write its records. For this, the process needs only the
-transaction's `TransactionalProducer`. `transactions` has the operations of administrators on transactions.
+A process may end a transaction whose records another process has written. Only the transaction's
+`TransactionalProducer` is needed for this. `transactions` has the operations of administrators on transactions.
 
 Both versions of the protocol are supported. With version 1, the client adds each partition to the transaction before
-the first write to the partition. With version 2 (KIP-890), brokers do this, and each end of a transaction raises the
-producer's epoch.
+the first write to the partition. With version 2 (KIP-890), brokers do this, and the producer's epoch is incremented
+when a transaction ends.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

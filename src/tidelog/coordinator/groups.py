@@ -119,9 +119,10 @@ class GroupCoordinators:
     def on_image(self, old: "MetadataImage", new: "MetadataImage") -> "Awaitable[None] | None":
         """Apply a metadata change after the partitions have applied it.
 
-        Remove the offsets of deleted topics, and notify consumer groups of changed topics. Groups may have committed
-        millions of offsets in a deleted topic. Therefore the offsets are removed in steps, and requests are served
-        between the steps. If an awaitable is returned, the caller must await it before the next change.
+        Remove the offsets of deleted topics, and notify the consumer groups that subscribe to changed topics. Groups
+        may have committed millions of offsets in a deleted topic. Therefore the offsets are removed in steps, and
+        requests are served between the steps. If an awaitable is returned, the caller must await it before the next
+        change.
         """
         self._followed_image = new
         self._settings.consumer.assignment_interval_ms = self._config.group_consumer_assignment_interval_ms
@@ -437,7 +438,8 @@ def _check_member_id_prefix(request: "JoinGroupRequest", client_id: str) -> None
     prefix_bytes_max = STRING_BYTES_MAX - UUID_TEXT_LENGTH - 1
     if not request.member_id and len(prefix) * 4 > prefix_bytes_max and len(prefix.encode()) > prefix_bytes_max:
         raise InvalidRequest(
-            f"the {prefix_name} is longer than {prefix_bytes_max} bytes, and the member id would begin with it"
+            f"the {prefix_name} is longer than {prefix_bytes_max} bytes: the member id, which begins with it, would be "
+            "too long"
         )
 
 
