@@ -1,8 +1,8 @@
 """Detect resets of connections whose peer has shut its sending side.
 
 When the peer has shut its sending side, a socket is always readable: a read returns the end of the stream. A reset also
-makes a socket readable, so the event loop cannot distinguish the two. If the socket is registered in an epoll without
-any events, this epoll reports only errors of the socket (a reset is one) and the end of both directions. While there is
+makes a socket readable, so the event loop cannot distinguish the two. If an epoll watches the socket, and no events are
+requested, this epoll reports only errors of the socket (a reset is one) and the end of both directions. While there is
 such a report, the epoll itself is readable, so the loop can watch the epoll.
 """
 

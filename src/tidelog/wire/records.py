@@ -88,7 +88,8 @@ class Record:
 
 
 def batches_in(buffer: Buffer, position: int = 0) -> Iterator[BatchHeader]:
-    """Yield the headers of the complete batches from `position` on, as in a fetch response or a segment.
+    """Yield the headers of the complete batches from `position` on. `buffer` contains batches one after another: the
+    records of a fetch response or of a segment.
 
     Stops before an incomplete batch, which may be the last one of a fetch response. Raises MalformedMessage for a
     length below the minimum and for a magic other than 2. Kafka 4 no longer writes message sets of magic 0 and 1.

@@ -84,7 +84,7 @@ class TransactionCore:
         self._entries: dict[str, _Entry] = {}
         self._last_removal_offset = 0
         self._bytes = 0
-        """Sum of `size_of` all entries."""
+        """Sum of the sizes of all entries (`size_of`)."""
         self._memory = memory or TransactionMemory()
         self._is_in_use = False
         """Whether `_memory` includes this core: from the end of its load until it is dropped."""
@@ -123,10 +123,10 @@ class TransactionCore:
         *,
         is_superseded: bool,
     ) -> None:
-        """Ignore the record: no transaction writes to this topic."""
+        """Ignore the record: no transaction writes to `__transaction_state`."""
 
     def end_transaction(self, producer: Producer, next_offset: int, *, is_commit: bool) -> None:
-        """Ignore the marker, for the same reason."""
+        """Ignore the marker: no transaction writes to `__transaction_state`."""
 
     def loaded(self, now: Moment) -> Decision:
         """Continue the transactions whose end was decided before the load."""
@@ -156,7 +156,8 @@ class TransactionCore:
     def initialize(self, call: InitCall, reply: Reply, now: Moment) -> Decision:
         """Handle InitProducerId. On success, `reply` is called with a Producer.
 
-        Raises CoordinatorNotAvailable if there are too many ids, or if all transactions together use too much memory.
+        Raises CoordinatorNotAvailable for a new transactional id if there are too many ids, or if all transactions
+        together use too much memory.
         """
         state = self._state(call.transactional_id)
         if state is None:
@@ -188,8 +189,8 @@ class TransactionCore:
         reply: Reply,
         now: Moment,
     ) -> Decision:
-        """Add partitions to the producer's transaction, and begin one if it has none. On success, `reply` is called
-        with None.
+        """Add partitions to the producer's transaction. If the producer has no open transaction, begin one. On
+        success, `reply` is called with None.
 
         Raises CoordinatorNotAvailable if all transactions together use too much memory.
         """
@@ -313,9 +314,9 @@ class TransactionCore:
         """Find the transactions of these ids that have been open for longer than their transaction.timeout.ms. For
         each of them, yield the decision to abort it.
 
-        A transaction's age is its age on the wall clock, or the monotonic time since a sweep first found it open if
-        this time is longer. With the wall clock alone, a transaction would stay open for longer after this clock is
-        set back, and consumers would wait for its end.
+        A transaction's age is the longer of two times: its age on the wall clock, and the monotonic time since a
+        sweep first found it open. With the wall clock alone, a transaction would stay open for longer after this clock
+        is set back, and consumers would wait for its end.
         """
         for transactional_id in transactional_ids:
             entry = self._entries.get(transactional_id)
@@ -338,7 +339,9 @@ class TransactionCore:
                 yield out
 
     def remove_expired(self, transactional_ids: Iterable[str], now: Moment) -> Decision:
-        """Forget the ids that have no open transaction and were not used for transactional.id.expiration.ms."""
+        """Forget each id that has no unfinished transaction, if its state has not changed for longer than
+        transactional.id.expiration.ms.
+        """
         out = Decision()
         for transactional_id in transactional_ids:
             state = self._state(transactional_id)
