@@ -86,7 +86,7 @@ class Challenge(NamedTuple):
 
 
 class MalformedIdentification(ValueError):
-    """A message of this exchange cannot be decoded."""
+    """A claim or a proof cannot be decoded."""
 
 
 class Identity(NamedTuple):

@@ -349,7 +349,7 @@ KEYS: tuple[Key, ...] = (
         "3600000",
         AtLeast(1),
         doc=(
-            "Interval between two searches for transactional ids that nobody has used for "
+            "Interval between two searches for transactional ids whose last use is longer ago than "
             "transactional.id.expiration.ms."
         ),
         effect=True,

@@ -88,7 +88,7 @@ class Cut:
         self._disk.sync_dir(self._directory)
         for segment in reversed(self.removed):
             segment.remove()
-            # Without this sync, the segment could be back after a power failure although an earlier segment is gone.
+            # Without this sync, a power failure could bring this segment back, while one with lower offsets is gone.
             self._disk.sync_dir(self._directory)
         if self.remaining_segments:
             last = self.remaining_segments[-1]

@@ -1,8 +1,8 @@
 """Decisions about the reassignment of replicas (KIP-455). Pure functions.
 
-While a reassignment is in progress, `replicas` contains the new replicas in the requested order, followed by the
+While a reassignment is in progress, `replicas` contains the requested replicas in the requested order, followed by the
 replicas that will be removed. `elections.next_state` completes the reassignment when all added replicas are in the ISR.
-If the number of replicas becomes smaller, all remaining replicas must be in the ISR. Before the reassignment is
+If the number of replicas becomes smaller, all requested replicas must be in the ISR. Before the reassignment is
 complete, no replica is removed.
 """
 
@@ -27,7 +27,8 @@ class Reassignment(NamedTuple):
     topic: str
     partition: int
     replicas: Sequence[int] | None
-    """The new replicas, with the preferred leader first. None cancels the reassignment in progress."""
+    """All replicas that the partition will have, with the preferred leader first. None cancels the reassignment in
+    progress."""
 
 
 class ReassignmentResult(NamedTuple):

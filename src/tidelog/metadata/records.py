@@ -67,7 +67,7 @@ class BrokerRegistered(NamedTuple):
     """The lowest and the highest level that the broker supports, for each feature."""
     records_epoch: int = -1
     """If the broker certainly still had every record that it had acknowledged, this is the broker epoch that its
-    directories contained when it registered. Otherwise it is -1, which means the same as the value of `epoch`. The
+    directories contained when it registered. Otherwise this field is -1, and the controller uses `epoch` instead. The
     image also sets this field to -1 when the broker is unfenced.
 
     The runs of this broker with an epoch above `records_epoch`, up to `epoch`, were never unfenced, so they have

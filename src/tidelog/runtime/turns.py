@@ -147,8 +147,8 @@ class Turns:
         """Run `steps`, then call `done(result, None)` or `done(None, failure)`.
 
         A short computation ends before this call returns, if time for first turns is left. Any other computation ends
-        in a later loop turn. `weight` is the size of the request in bytes. It is an estimate of the memory that the
-        computation works on.
+        in a later loop turn. `weight` is an estimate of the memory that the computation works on, in bytes: for
+        example the size of the request that it decodes.
         """
         work = Work(self, steps, done, weight)
         remaining_s = self._first_turns_s
