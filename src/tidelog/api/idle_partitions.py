@@ -30,7 +30,7 @@ class CurrentFetch(Protocol):
     """The session's fetch that is not answered yet."""
 
     def add(self, item: "FetchItem", partition: "Partition", *, wakes: bool) -> None:
-        """Note that this partition has news. `wakes` says whether a fetch that waits for records must be answered."""
+        """Remember that this partition has news. `wakes` says whether a fetch that waits for records must be answered."""
 
 
 class EndWatchers(Protocol):
@@ -63,7 +63,7 @@ class IdlePartitions:
         return self._fetch_time.proved_ms
 
     def begin(self, follower: "Follower", now_ms: int) -> None:
-        """Note that a request of the session was received. If the follower has a new broker epoch, make all
+        """Remember that a request of the session was received. If the follower has a new broker epoch, make all
         partitions active, since its earlier reports are no longer valid.
         """
         self._fetch_time.begin(now_ms)

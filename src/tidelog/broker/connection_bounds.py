@@ -56,7 +56,7 @@ class ConnectionBounds:
         )
 
     def client_disconnected(self, connection: "ServerConnection") -> None:
-        """Note that the client has disconnected. The bytes of its requests are counted until `ended` is called."""
+        """Remember that the client has disconnected. The bytes of its requests are counted until `ended` is called."""
         self._count -= 1
         self._ending[connection] = self._frames.pop(connection, 0)
         host = connection.peer.client_host
@@ -67,7 +67,7 @@ class ConnectionBounds:
             self._by_host.pop(host, None)
 
     def ended(self, connection: "ServerConnection") -> None:
-        """Note that all requests of a disconnected client have ended."""
+        """Remember that all requests of a disconnected client have ended."""
         self.frame_bytes -= self._ending.pop(connection, 0)
 
     def reserve(self, connection: "ServerConnection", size: int) -> bool:

@@ -197,7 +197,7 @@ class TransactionCoordinators:
             coordinator.apply_all(coordinator.core.abort_timed_out(ids, coordinator.now()))
 
     async def remove_expired(self) -> None:
-        """Forget the transactional ids that nobody has used for transactional.id.expiration.ms."""
+        """Forget the transactional ids whose last use is longer ago than transactional.id.expiration.ms."""
         async for coordinator, ids in self._ids_in_turns():
             coordinator.apply(coordinator.core.remove_expired(ids, coordinator.now()))
 

@@ -44,7 +44,7 @@ def check_torn_tail(
     records.
     """
     if next_offset < flushed_end:
-        reason = f"{problem.reason}; offset {next_offset} was on the disk, as was every offset below {flushed_end}"
+        reason = f"{problem.reason}; offset {next_offset} and all others below {flushed_end} were on the disk"
         raise CorruptLog(problem.path, position, reason) from problem
     file, end = segment.file, segment.size
     fields = _header_at(file, position, end)

@@ -485,9 +485,7 @@ class LogOpener:
                 end = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] + 1
         except CorruptLog as problem:
             if end < self._flushed_end:
-                reason = (
-                    f"{problem.reason}; offset {end} was on the disk, as was every offset below {self._flushed_end}"
-                )
+                reason = f"{problem.reason}; offset {end} and all others below {self._flushed_end} were on the disk"
                 raise CorruptLog(problem.path, problem.position, reason) from problem
         return position, end
 

@@ -181,7 +181,7 @@ class AppendQueue:
         self._append_ready_soon()
 
     def _end_work(self, entry: _Entry, work: "asyncio.Future[Any]", description: str) -> None:
-        """Note that the work on a batch has ended. If the work failed, store its error."""
+        """Store that the work on a batch has ended, and the error if the work failed."""
         entry.ready = True
         if work.cancelled():
             entry.failure = NotLeaderOrFollower("the broker stops")

@@ -96,13 +96,13 @@ class OfflineReplicas:
         self.check()
 
     def add_refused(self, partition: "Partition", error: Exception) -> None:
-        """Note that a batch could not be appended to the log of a partition that this broker leads."""
+        """Remember that a batch could not be appended to the log of a partition that this broker leads."""
         if lacks_space(error) and partition not in self._full:
             self._full[partition] = self._clock.monotonic()
             self.check()
 
     def add_waiting(self, partition: "Partition") -> None:
-        """Note that this broker is to lead a partition whose log must be cut first, and that the disk has no space for
+        """Remember that this broker is to lead a partition whose log must be cut first, and that the disk has no space for
         this.
         """
         if partition not in self._full:
