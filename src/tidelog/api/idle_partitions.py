@@ -30,7 +30,7 @@ class CurrentFetch(Protocol):
     """The session's fetch that is not answered yet."""
 
     def add(self, item: "FetchItem", partition: "Partition", *, wakes: bool) -> None:
-        """Remember that this partition has news. `wakes` says whether a fetch that waits for records must be answered."""
+        """Remember that this partition has news. `wakes`: a fetch that waits for records must be answered."""
 
 
 class EndWatchers(Protocol):

@@ -102,8 +102,8 @@ class OfflineReplicas:
             self.check()
 
     def add_waiting(self, partition: "Partition") -> None:
-        """Remember that this broker is to lead a partition whose log must be cut first, and that the disk has no space for
-        this.
+        """Remember that this broker is to lead a partition whose log must be cut first, and that the disk has no space
+        for this.
         """
         if partition not in self._full:
             self._full[partition] = self._clock.monotonic()
