@@ -155,7 +155,7 @@ class Meter:
             response.throttle_time_ms = self.throttle_ms
 
     def record_encoding(self) -> None:
-        """Record the time that encoding the response took. This time can throttle only later requests."""
+        """Record how long the encoding of the response took. This time can throttle only later requests."""
         percent = self._percent()
         if percent > 0:
             self._quotas.requests.record(self.user, self.client_id, percent, self._now_ms())

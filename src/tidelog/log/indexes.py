@@ -342,7 +342,7 @@ class TimeIndex(SparseIndex):
         return True
 
     def offset_for(self, timestamp_ms: int) -> int:
-        """Return an offset such that no record before it is later than `timestamp_ms`; the segment's base offset if
+        """Return an offset below which no record has a timestamp above `timestamp_ms`; the segment's base offset if
         no entry applies.
         """
         if not self._keys or self._keys[0] > timestamp_ms:

@@ -87,7 +87,7 @@ def change_feature_level(image: MetadataImage, change: LevelChange, config: Brok
 
 
 def _is_alone(image: MetadataImage) -> bool:
-    """Return whether only one broker is registered, and this broker is not part of a cluster: it has no features."""
+    """Return whether exactly one broker is registered, and without features. Such a broker is not part of a cluster."""
     return len(image.brokers) == 1 and not any(broker.features for broker in image.brokers.values())
 
 

@@ -147,7 +147,7 @@ def _check_retention_bytes(value_after: ValueAfter, setting: str) -> None:
 def _check_cleaner(value_after: ValueAfter, setting: str) -> None:
     buffer, threads = value_after("log.cleaner.dedupe.buffer.size"), value_after("log.cleaner.threads")
     if threads < 1:  # a configuration file may contain this, as in Kafka
-        raise InvalidValue("log.cleaner.threads", threads, "it must be at least 1: set it in the same change")
+        raise InvalidValue("log.cleaner.threads", threads, f"it must be at least 1: {RESTART_ADVICE}")
     if buffer // threads < CLEANER_THREAD_BUFFER_MIN:
         raise InvalidValue(
             "log.cleaner.dedupe.buffer.size",

@@ -98,7 +98,7 @@ def test_what_counts_is_what_is_in_force() -> None:
 
 
 def test_a_file_may_say_that_there_are_no_cleaners() -> None:
-    with pytest.raises(ApiError, match=r"log\.cleaner\.threads.*set it in the same change") as refused:
+    with pytest.raises(ApiError, match=r"log\.cleaner\.threads.*at least 1.*restart") as refused:
         check("", {"log.cleaner.dedupe.buffer.size": "2097152"}, config(log_cleaner_threads="0"))
     assert refused.value.code == ErrorCode.INVALID_REQUEST
 

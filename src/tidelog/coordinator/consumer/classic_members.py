@@ -288,8 +288,8 @@ def _expect_join(context: GroupContext, group: ConsumerGroup, member: Member, no
 def _waits_for_other_members(group: ConsumerGroup, member: Member) -> bool:
     """Return whether another member still has a partition of the target assignment of `member`.
 
-    If so, and if `member` is UNRELEASED, the response to its heartbeat does not tell it to join again, even if other
-    missing partitions have become free.
+    If so, and if `member` is UNRELEASED, the response to its heartbeat tells it to join again only if there is a newer
+    target assignment. It is not enough that other missing partitions have become free.
     """
     for topic_id, partitions in group.targets.get(member.member_id, NO_TARGET).items():
         owned = member.owned.get(topic_id, {})
