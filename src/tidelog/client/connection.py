@@ -65,7 +65,7 @@ class ClientConnection:
         """Process the response to the greeting. Return None if the versions are known now. Otherwise return the frame
         of another greeting. The caller sends this frame, and calls this method again with the response.
 
-        Raises ApiError if the broker rejects the greeting, and BrokenProtocol.
+        Raises BrokenProtocol, and ApiError if the broker rejects the greeting.
         """
         version = self._expected[0].version
         response = cast(ApiVersionsResponse, self._decode_greeting(frame))

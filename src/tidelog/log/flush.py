@@ -94,9 +94,9 @@ class FlushPlan:
     def run(self, directories: "DirectorySyncs | None" = None) -> None:
         """Run the plan. Blocks.
 
-        Raises OSError. After an error, the log must be taken offline, because the content of the disk is unknown.
-        There is one exception. If the errno is one of NOT_OPENED, a file could not be opened, and the plan may be put
-        back (see `Durability.put_back`).
+        Raises OSError. If its errno is one of NOT_OPENED, a file could not be opened, and the plan may be put back (see
+        `Durability.put_back`). After any other error, the log must be taken offline, because the content of the disk is
+        unknown.
 
         `directories` may be shared by several plans, if all of them were made before the first one runs.
         """

@@ -13,8 +13,8 @@ An append is one transaction: it compares the lease and the end, and writes the 
 reads need a majority of the servers. A renewal creates a new lease of etcd and attaches the key to it. An etcd
 server that has just lost the leadership of etcd's cluster may still answer a keep-alive of etcd, so none is sent.
 
-etcd retains each value that a renewal has replaced, until its history is compacted. Every few minutes, the controller
-compacts the history (`discard_history`), except the history of the last few minutes.
+etcd retains each value that a renewal has replaced, until the history of etcd is compacted. Every few minutes, the
+controller compacts the history (`discard_history`), except the history of the last few minutes.
 """
 
 from collections.abc import Callable
@@ -78,7 +78,8 @@ class EtcdStore(RemoteStore):
         self._gateways = {lane: EtcdGateway(url, self._servers) for lane in (CHANGES, LEASES, READS, WATCH)}
         self._discard_before = 0
         """The revision of etcd at the last call of `discard_history`; 0 before the first call."""
-        self._servers.on_failed = self._gateways[WATCH].interrupt  # a watch on a hung server would not end by itself
+        # Without this call, a watch on a hung server would end only after WATCH_S.
+        self._servers.on_failed = self._gateways[WATCH].interrupt
 
     async def wait(self, position: int) -> None:
         try:

@@ -75,8 +75,8 @@ class Partitions(PartitionTable):
         self.lag_max_ms = lag_max_ms
         """`replica.lag.time.max.ms`"""
         self.appending = False
-        """Set by a request that appends several batches and then calls `wake_fetches`. So the fetches are woken by this
-        call, and not in the next turn of the event loop."""
+        """True while a produce request appends its batches. The request then calls `wake_fetches`, so the fetches are
+        woken by this call, and not in the next turn of the event loop."""
         self._to_wake: deque[ParkedFetch] = deque()
         self._followers_to_wake: list[ParkedFetch] = []
         self._must_answer_followers = False
@@ -307,7 +307,7 @@ class Partitions(PartitionTable):
             failed = await self._runtime.tasks.run_blocking(
                 self.directories.try_checkpoints, *self.offsets.copies(), lane=CHECKPOINTS_LANE
             )
-            # While the files were written, cuts or moves of these partitions began: the files may lack their offsets.
+            # If a cut or move of a partition began while the files were written, the files may lack its offset.
             remaining = [partition for partition, log in logs if partition.frozen or partition.log is not log]
             for partition, log in logs:
                 if partition not in remaining and (
@@ -354,7 +354,7 @@ class Partitions(PartitionTable):
             await asyncio.wait([self.swapping])
 
     def release_waiting(self) -> None:
-        """Answer parked fetches with the records that are available, because the broker stops."""
+        """Answer parked fetches with the records that are available. Called when the broker stops."""
         for fetch in list(self._parked):
             fetch.finish()
 
