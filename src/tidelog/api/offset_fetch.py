@@ -1,4 +1,4 @@
-"""OffsetFetch (key 9), v1-10. v2: null asks for all topics, top-level error; v5: leader epoch (KIP-320); v7:
+"""OffsetFetch (key 9), v1-10. v2: top-level error, and null asks for all topics; v5: leader epoch (KIP-320); v7:
 require_stable (KIP-447); v8: several groups (KIP-709); v9: member id and epoch (KIP-848), which are checked only for
 groups of the consumer protocol; v10: topic ids in place of names.
 """

@@ -28,7 +28,7 @@ class Moment(NamedTuple):
 
 
 class LoadOrder(Enum):
-    """Which records of a topic its core needs when the topic is loaded."""
+    """Which records a coordinator replays, and in which order, when it is loaded from a partition of its topic."""
 
     LAST_OF_EACH_KEY = 1
     """Only the last committed record of each key. The records of transactions that are open at the end of the log

@@ -46,7 +46,7 @@ RETRY_S: Final = 0.2
 def controller_holder(node_id: int, identity: str) -> str:
     """Return the `holder` text with which a broker acquires the controller lease. Used only for stores that other
     processes can reach. `identity` distinguishes this broker from another broker with the same node id. It is the id of
-    the broker's first data directory, or the id of the run.
+    the broker's first data directory, or the id of this run of the broker's process.
     """
     return f"{_HOLDER_PREFIX}{node_id}/{identity}"
 

@@ -193,8 +193,8 @@ class ZooKeeperStore(RemoteStore):
         return entries
 
     def _read_range(self, start: int, stop: int) -> list[StoredEntry]:
-        """Return the entries that exist. The first entries may be missing, since another broker deletes entries after a
-        snapshot.
+        """Return the entries that exist. The first entries may be missing, since a broker that has saved a snapshot
+        deletes the entries before the snapshot's position.
         """
         from kazoo.exceptions import NoNodeError
 
@@ -346,7 +346,7 @@ class ZooKeeperStore(RemoteStore):
         sent_s = self._clock.monotonic()
         value, stat = self._get_with_stat("leases", _escaped(lease.name))
         # If a lease can expire, its node is owned by a session. If this is an earlier session of this process, the
-        # servers delete the node soon, so the lease cannot be renewed. A node without such a session has the owner 0.
+        # servers delete the node soon, so the lease cannot be renewed. A node that no session owns has the owner 0.
         is_own = value is not None and decode_lease(lease.name, value) == lease
         if is_own and stat.ephemeralOwner in (0, self._session.session_id):
             path = self._path("leases", _escaped(lease.name))
