@@ -67,8 +67,9 @@ class Deadlines:
     def due(self, now_ms: int) -> Iterator[Deadline]:
         """Remove and yield the deadlines that are due, in the order of their heap entries.
 
-        A deadline that was postponed may still have the heap entry of its earlier time, so a deadline with
-        a later time can come first. Deadlines that become due by a call of `set` during the iteration are included.
+        A deadline that was postponed may still have the heap entry of its earlier time, so it can come before
+        a deadline whose time is earlier. Deadlines that become due by a call of `set` during the iteration are
+        included.
         """
         heap = self._heap
         while heap and heap[0][0] <= now_ms:

@@ -69,9 +69,9 @@ class MetadataService:
 
     If only this broker uses the store, it is the controller from its start to its stop. If several brokers share the
     store, each of them follows the journal, and the holder of the controller lease is the controller. When the lease is
-    free, one of the other brokers acquires it. The first entry of the new controller is its claim, whose epoch is
-    higher than the epochs of all earlier entries. The new controller decides no change before it has replayed the
-    journal and appended the claim.
+    free, one of the brokers acquires it. The first entry of the new controller is its claim, whose epoch is higher than
+    the epochs of all earlier entries. The new controller decides no change before it has replayed the journal and
+    appended the claim.
     """
 
     def __init__(
@@ -441,8 +441,8 @@ class MetadataService:
         """Give up the controller lease when the file work of this broker is stalled, if another broker can become the
         controller.
 
-        If the disk of this broker hangs, this broker still fences brokers and elects leaders, but no client gets an
-        answer to a change of topics from it.
+        If the disk of this broker hangs, this broker still fences brokers and elects leaders, but clients that ask it
+        to change topics get no answer.
         """
         began_s = self._runtime.clock.monotonic()
         while True:
@@ -453,8 +453,8 @@ class MetadataService:
                 return
 
     def _stall(self, since_s: float = float("-inf")) -> str | None:
-        """If this broker has not processed a change of the metadata for a term of the leases, and for such a term after
-        `since_s`, return a description of this.
+        """Return a description if this broker has not processed a change of the metadata for a term of the leases.
+        Otherwise return None. The time before `since_s` does not count.
         """
         change = self.publisher.oldest_unprocessed
         if change is None or self._lease_ms is None:

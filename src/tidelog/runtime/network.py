@@ -98,7 +98,9 @@ class SocketListener:
         self._network.forget_listener(self)
 
     def drop_in_forked_child(self) -> None:
-        """Close the child's copies. The loop is not changed, since its selector is shared with the parent."""
+        """Close the child's copies of the sockets. The loop is not changed, since its selector is shared with the
+        parent.
+        """
         for listening in self._sockets:
             listening.close()
 
