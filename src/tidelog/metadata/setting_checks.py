@@ -104,6 +104,10 @@ def _check_broker_setting(broker: str, setting: str, value: str, config: BrokerC
 
 
 def _check_threads(setting: str, current: int, value: int) -> None:
+    if current < 1:  # a configuration file may contain this, as in Kafka
+        raise InvalidValue(
+            setting, value, f"it is {current} now and cannot change while the broker runs: {RESTART_ADVICE}"
+        )
     value_min = max(current // 2, 1)
     if not value_min <= value <= 2 * current:
         bounds = f"it is {current} now, so one change can set it to a value from {value_min} to {2 * current}"

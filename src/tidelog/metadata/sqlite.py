@@ -153,9 +153,10 @@ class SqliteStore:
         return await self._run(self._held_leases, prefix)
 
     async def close(self) -> None:
+        self._can_watch = False
         if self._watch is not None:
             self._watch.close()
-            self._watch, self._can_watch = None, False
+            self._watch = None
         await self._tasks.run_blocking(self._close, lane=LANE)
 
     # Except `_run`, the methods below run on the store's thread

@@ -101,6 +101,8 @@ def test_a_file_may_say_that_there_are_no_cleaners() -> None:
     with pytest.raises(ApiError, match=r"log\.cleaner\.threads.*at least 1.*restart") as refused:
         check("", {"log.cleaner.dedupe.buffer.size": "2097152"}, config(log_cleaner_threads="0"))
     assert refused.value.code == ErrorCode.INVALID_REQUEST
+    with pytest.raises(ApiError, match=r"it is 0 now and cannot change while the broker runs: put it into .*restart"):
+        check("", {"log.cleaner.threads": "1"}, config(log_cleaner_threads="0"))
 
 
 def test_directories_are_of_one_broker() -> None:
