@@ -44,7 +44,7 @@ class TransactionIndex:
         self.unsynced = False
         """Whether the file has changes that are possibly not durable."""
         self._loaded: list[AbortedTransaction] | None = None
-        """All entries from the call of `hold` until `release`; otherwise None."""
+        """Between the calls of `hold` and `release`: all entries of the file. Otherwise None."""
 
     def hold(self) -> None:
         """Store the entries in memory until `release`, so that the file may be renamed during that time. Raises the

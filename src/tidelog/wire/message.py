@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from tidelog.runtime.interfaces import Piece
 
     RecordData: TypeAlias = Piece | list[Piece]
-    """Record batches to send, in one or several pieces. Only `encode` copies them. A decoded message has one
-    `memoryview` here."""
+    """The value of a field of type `records`. In a message to send, it is one piece or a list of pieces, and only
+    `encode` copies the pieces. In a decoded message, it is one `memoryview`."""
 
 NEVER_FLEXIBLE = 32767
 """`flexible_from` of a message without flexible versions."""

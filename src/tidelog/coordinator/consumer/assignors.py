@@ -32,8 +32,8 @@ Assignor = Callable[[Members, Counts], dict[str, Target]]
 def assign_uniform(members: Members, counts: Counts) -> dict[str, Target]:
     """Assign partitions so that the members' numbers of partitions differ by at most one.
 
-    That may be impossible if the members subscribe to different topics. In this case, moving any
-    single partition of the result to another member would not make the assignment more even.
+    If the members subscribe to different topics, there may be no such assignment. In this case, no move of a
+    single partition to another member would make the result more even.
     """
     if not members:
         return {}

@@ -127,8 +127,9 @@ def check_size(context: GroupContext, group: ConsumerGroup, member_id: str) -> N
 
 
 def check_memory(group: ConsumerGroup, current: Member, updated: Member) -> None:
-    """Raise GroupMaxSizeReached if the subscription of a member grows, and the subscriptions of the whole group would
-    exceed METADATA_BYTES_MAX. The new subscription replaces that of the same member, or of the replaced static member.
+    """Raise GroupMaxSizeReached if the member's subscription needs more memory than before, and the subscriptions of
+    the whole group would exceed METADATA_BYTES_MAX. A member that replaces a static member is compared with the
+    replaced member.
     """
     old = group.members.get(current.member_id)
     if old is None and current.instance_id is not None:

@@ -144,8 +144,9 @@ class ClassicGroup(RebalancingGroup):
         return out
 
     def _has_memory_for(self, joining: JoinCall, protocols: Protocols) -> bool:
-        """Return whether the protocols of all members stay within METADATA_BYTES_MAX, or those of this member do not
-        grow. They replace the protocols of the same member, or of the replaced static member.
+        """Return False if the joining member's protocols need more memory than before, and the protocols of all members
+        would exceed METADATA_BYTES_MAX. Otherwise return True. A member that replaces a static member is compared with
+        the replaced member.
         """
         request = joining.request
         member_id = request.member_id or self.members.static_ids.get(request.group_instance_id or "", NO_MEMBER_ID)
