@@ -245,7 +245,7 @@ class FollowerFetch(_ReadsForFollower):
 
     def add(self, item: FetchItem, partition: "Partition", *, wakes: bool) -> None:
         self._fetch_context.items.append(item)
-        if self._pending is not None:  # before the fetch is parked, `begin` reads this item
+        if self._pending is not None:  # if the fetch is not parked yet, `begin` reads this item
             self._watched[partition] = item
             partition.watch(self)
             if wakes:

@@ -74,8 +74,8 @@ def handle(
     batch is acknowledged when it is as durable on this broker as the topic's `durability` requires; with acks=-1, when
     it is committed. With acks=0, no response is sent.
 
-    `framing_errors` is the second result of `_without_repeats`; the request then names each partition once. None
-    means that `_without_repeats` was not called.
+    `framing_errors` is the second result of `_without_repeats`, or None if `_without_repeats` was not called. If it was
+    called, `request` names each partition once.
     """
     topic_data = request.topic_data
     is_single = len(topic_data) == 1 and len(topic_data[0].partition_data) == 1

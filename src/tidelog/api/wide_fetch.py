@@ -23,8 +23,8 @@ R = TypeVar("R")
 
 ITEMS_PER_STEP = 16
 COLD_LANE: Final = "wide-cold-reads"
-"""Name of the lane (see `Tasks.run_blocking`) for the cold reads of all wide fetches. A lane has one thread. So these
-reads run one fetch at a time, and do not use the threads that calls without a lane share."""
+"""Name of the lane (see `Tasks.run_blocking`) for the cold reads of all wide fetches. A lane has one thread. So the
+cold reads of only one wide fetch run at a time, and they do not use the shared threads for calls without a lane."""
 COLD_READS_MAX = 1000
 """When a fetch has prepared this many cold reads, it prepares no more, since each of them takes memory. Further cold
 partitions are read on the event loop, which waits for the disk during such a read."""

@@ -8,7 +8,7 @@ from tidelog.model.addresses import host_port_text
 FORMS = "takes sqlite:PATH, zookeeper://HOST:PORT,.../ROOT or etcd://HOST:PORT,.../PREFIX"
 DEFAULT_PORTS = {"zookeeper": 2181, "etcd": 2379}
 DEFAULT_ROOT = "/tidelog"
-"""The root node (ZooKeeper) or the prefix of keys (etcd) of an address without a path."""
+"""If an address has no path, this is the root node (ZooKeeper) or the prefix of keys (etcd)."""
 
 
 class StoreAddress(NamedTuple):

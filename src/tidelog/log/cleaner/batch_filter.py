@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 
 class FilterResult(NamedTuple):
-    """The result for one batch: the batch to write (None if no batch is written), and its number of records before
-    and after.
+    """The result for one batch: the batch to write (None if no batch is written), and the numbers of records before and
+    after the filtering.
     """
 
     batch: "Buffer | None"

@@ -18,8 +18,8 @@ _BARE_DEFLATE = -zlib.MAX_WBITS
 _READ_BYTES = 8192
 """Number of compressed bytes that Java's reader reads from its source at a time (Kafka's GzipCompression)."""
 _IGNORED_REST_BYTES = 18
-"""Java's reader ignores up to this many bytes after a member if it has already read them. They are too few to
-contain another member."""
+"""If Java's reader has read all data from its source, and at most this many bytes follow a member, the reader ignores
+these bytes. They are too few to contain another member."""
 
 _MAGIC = b"\x1f\x8b\x08"  # the magic number, and 8 for the only compression method
 _FLAGS_AT = 3
