@@ -174,7 +174,10 @@ class _Float(_Scalar):
     def put(self, out: bytearray, value: Any) -> None:
         if not isinstance(value, float | int) or isinstance(value, bool):
             raise self._refuse(value)
-        out += _FLOAT.pack(value)
+        try:
+            out += _FLOAT.pack(value)
+        except OverflowError:
+            raise self._refuse(value) from None
 
     def get(self, reader: ValueReader) -> float:
         value: float = _FLOAT.unpack(reader.raw(_FLOAT.size))[0]

@@ -203,6 +203,7 @@ def test_other_types_are_refused_when_the_codec_is_made(hint: Any, reason: str) 
         (str, "\ud800"),
         (bytes, "a"),
         (float, "1"),
+        pytest.param(float, 10**400, id="too large"),
         (None, 0),
         (list[int], (1,)),
         (tuple[int, ...], [1]),

@@ -123,7 +123,7 @@ def check_size(context: GroupContext, group: ConsumerGroup, member_id: str) -> N
     """Raise GroupMaxSizeReached if a new member `member_id` would exceed `group.consumer.max.size`."""
     size_max = context.consumer.max_size
     if len(group.members) >= size_max and member_id not in group.members:
-        raise GroupMaxSizeReached(f"the group has {size_max} members already (group.consumer.max.size)")
+        raise GroupMaxSizeReached(f"the group has {len(group.members)} members, group.consumer.max.size is {size_max}")
 
 
 def check_memory(group: ConsumerGroup, current: Member, updated: Member) -> None:
