@@ -108,7 +108,7 @@ class NetworkControllerChannel:
         return channel
 
     def _close_unused(self, target: _Target) -> None:
-        """Close the channels to brokers other than the broker of `target`, except channels with requests in flight."""
+        """Close the channels without requests in flight that lead to another broker or address than `target`."""
         for other, channel in list(self._channels.items()):
             if other[:2] != target[:2] and channel.is_idle:
                 channel.close()

@@ -41,7 +41,7 @@ Ticket: TypeAlias = tuple[Link, int] | ClientError
 """A sent request (its link and number), or the reason why it could not be sent."""
 
 OUTAGE_NOTICE_AFTER_S = 5.0
-"""If a call has taken this many seconds, and its last attempt could not reach a broker, the client reports an outage
+"""If a call has taken this many seconds, and its latest attempt could not reach a broker, the client reports an outage
 (only once in its lifetime), and the call continues to try. A broker restarts in less time, so a restart is usually not
 reported."""
 JITTER = 0.2
@@ -57,7 +57,7 @@ class ClientConfig(NamedTuple):
     client_id: str = "tidelog"
     request_timeout_ms: int = 30_000
     default_api_timeout_ms: int = 60_000
-    """Time limit of one call with all its attempts, except produce."""
+    """Time limit of any call except produce, with all its attempts."""
     delivery_timeout_ms: int = 120_000
     """Time limit of one produce call with all its attempts."""
     socket_connection_setup_timeout_ms: int = 10_000

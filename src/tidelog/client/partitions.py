@@ -63,8 +63,8 @@ def fetch(
 ) -> Operation[Results[TopicPartition, Fetched]]:
     """Fetch record batches of each partition, beginning at its offset in `positions`. There is only one attempt.
 
-    If the records of all partitions together exceed `limits`, a broker returns records of the partitions that are
-    listed first in `positions`.
+    All partitions with the same leader share `limits.max_bytes`. If they have more records, the leader returns records
+    of the partitions that are listed first in `positions`.
     """
     results: Results[TopicPartition, Fetched] = {}
     by_leader = yield from leaders(cluster, positions, results)

@@ -216,8 +216,8 @@ ControllerRequest: TypeAlias = (
 )
 
 BROKER_REQUESTS: Final = (AllocateProducerIds, RegisterBroker, BrokerHeartbeat, AlterPartition, ReplicasOffline)
-"""Requests that a broker makes on its own, not for a client. Their answers do not wait until the brokers have finished
-the file work of the metadata: otherwise a broker with a slow disk could not change an ISR."""
+"""Requests that a broker makes on its own, not for a client. Their answers do not wait until the brokers have created
+or removed files of partitions: otherwise a broker with a slow disk could not change an ISR."""
 
 REPEATABLE: Final = (EnsureTopics, AllocateProducerIds, RegisterBroker, BrokerHeartbeat, DescribeQuorum, CatchUp)
 """Requests that are sent again when their answer was lost. Executing such a request twice does no harm."""
@@ -317,8 +317,9 @@ class ControllerRouter:
     """The `ControllerLink` of one broker.
 
     The answer of a remote controller is returned when this broker has processed the metadata on which the answer is
-    based. So if a client has created a topic, its next request to the same broker can use the topic. The answers to the
-    requests of brokers (BROKER_REQUESTS) are returned when the roles of this broker's partitions have changed.
+    based. So if a client has created a topic, its next request to the same broker can use the topic. The answer to
+    a broker's own request (BROKER_REQUESTS) is returned earlier: as soon as the roles of this broker's partitions
+    correspond to this metadata.
     """
 
     def __init__(
@@ -447,8 +448,8 @@ class ControllerRouter:
         return await self._when_followed(request, answer, deadline_s)
 
     async def _when_followed(self, request: ControllerRequest, answer: Answer[Any], deadline_s: float) -> Answer[Any]:
-        """Return the answer when this broker has processed the metadata on which the answer is based. At the deadline,
-        return REQUEST_TIMED_OUT, unless the answer is another error.
+        """Return the answer when this broker has processed the metadata on which the answer is based. If the
+        deadline comes first, return REQUEST_TIMED_OUT instead of a success, but return an error unchanged.
         """
         if answer.position <= self._cache.processed.position:
             return answer
@@ -462,6 +463,6 @@ class ControllerRouter:
             return answer
         message = (
             "the controller has answered, but this broker has not processed the metadata of the answer yet; "
-            "requested changes may be made already"
+            "the requested changes may already have been made"
         )
         return answer._replace(value=None, error=ErrorCode.REQUEST_TIMED_OUT, message=message)

@@ -26,7 +26,7 @@ async def retry_without_descriptor(
 ) -> T:
     """Run a blocking `step`, and repeat it while no file descriptor is free and `may_retry` returns True.
 
-    Raises the step's exceptions. The step must be able to continue where it was interrupted.
+    Raises the step's exceptions. A repeated call of `step` must be able to continue where the failed call ended.
     """
     while True:
         try:

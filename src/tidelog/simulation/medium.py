@@ -220,8 +220,8 @@ class Medium:
         return size(self.root)
 
     def survivor(self, rng: random.Random, odds: PowerCutOdds | None = None) -> "Medium":
-        """Return the medium after a power cut. This medium is not changed. If `odds` is None, the odds are chosen at
-        random.
+        """Return a new medium with the content that a power cut leaves; `self` is not changed. If `odds` is None, the
+        odds are chosen at random.
         """
         odds = odds or PowerCutOdds.draw(rng)
         lost: list[Node] = []

@@ -13,7 +13,7 @@ from tidelog.wire.errors import ErrorCode
 @pytest.mark.parametrize(
     ("answer", "error", "text"),
     [
-        (Answer("value", position=5), ErrorCode.REQUEST_TIMED_OUT, "requested changes may be made already"),
+        (Answer("value", position=5), ErrorCode.REQUEST_TIMED_OUT, "the requested changes may already have been made"),
         (Answer(None, ErrorCode.INVALID_CONFIG, "no", position=5), ErrorCode.INVALID_CONFIG, "no"),
     ],
 )
