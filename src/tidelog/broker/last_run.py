@@ -35,7 +35,7 @@ class LastRun(NamedTuple):
     is_synced: bool = False
     """Whether every record that the run acknowledged is synced, so that a power cut loses none of them."""
     has_ended: bool = False
-    """Valid only if this process has locked the directories: whether the run has certainly ended."""
+    """Whether the run has certainly ended. Valid only if this process has locked the directories."""
 
 
 def read_last_run(disk: "Disk", paths: Sequence[str], boot_id: str = "") -> LastRun:

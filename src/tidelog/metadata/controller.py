@@ -288,8 +288,8 @@ def delete_topics(
     image: MetadataImage, choices: Sequence[TopicChoice], *, reserve: ReservePartitions = unlimited
 ) -> Steps[JournalDecision[list[TopicResult]]]:
     """Delete topics. Each choice succeeds or fails on its own. If a valid choice occurs more than once, it fails, and
-    all its occurrences have one result. If two other choices are the name and the id of the same topic, the topic is
-    not deleted, and both choices have one result.
+    all its occurrences have one result. If one choice is the name of a topic, another choice is its id, and neither is
+    repeated, the topic is not deleted, and both choices have one result.
     """
     # A choice with both a name and an id, or with neither, is not valid. `_find_topic` refuses each of them.
     repeated = yield from _find_repeated(c for c in choices if (c.name is None) != (c.topic_id == NO_TOPIC_ID))

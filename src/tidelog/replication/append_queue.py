@@ -34,8 +34,8 @@ a thread takes longer than recompressing them."""
 INLINE_DECOMPRESSED_BYTES_MAX = 32 << 10
 """Maximum decompressed size, in bytes, of a batch that is recompressed on the event loop."""
 QUEUED_BYTES_MAX = 64 << 20
-"""Maximum total size, in bytes, of all waiting batches of the broker. If batches wait, a batch that would exceed the
-maximum is refused with a retriable error."""
+"""Maximum total size, in bytes, of all waiting batches of the broker. If other batches wait already, a batch that
+would exceed the maximum is refused with a retriable error."""
 
 OutcomeListener = Callable[["Appended | ApiError"], None]
 """Called once, in a later turn of the loop, with the outcome of the append: its result or its error."""
@@ -169,7 +169,7 @@ class AppendQueue:
         return entry
 
     def _finish_examination(self, entry: _Entry, work: "asyncio.Future[ExaminationResult]") -> None:
-        self._end_work(entry, work, "its records could not be examined")
+        self._end_work(entry, work, "the batch's records could not be examined")
         if entry.failure is None:
             entry.examined = work.result()
         self._append_ready_soon()

@@ -1,6 +1,6 @@
 """The states of transactions, and the records of `__transaction_state` that store them, as Kafka 4.3 writes them.
 
-A key is a 2-byte type and the message in version 0; a value is a 2-byte version and the message.
+A key is a 2-byte type and a TransactionLogKey in version 0. A value is a 2-byte version and a TransactionLogValue.
 """
 
 from enum import IntEnum
@@ -36,9 +36,9 @@ class Status(IntEnum):
     """The producer has not begun a transaction since its last InitProducerId."""
     ONGOING = 1
     PREPARE_COMMIT = 2
-    """The transaction will be committed. Some markers may not be written yet."""
+    """The transaction will be committed. Some of its markers may still be missing."""
     PREPARE_ABORT = 3
-    """The transaction will be aborted. Some markers may not be written yet."""
+    """The transaction will be aborted. Some of its markers may still be missing."""
     COMPLETE_COMMIT = 4
     COMPLETE_ABORT = 5
     DEAD = 6
@@ -84,9 +84,9 @@ class Transaction(NamedTuple):
     """The producer id with which the client continues after the transaction, if the epochs of `producer_id` are used
     up; otherwise NO_PRODUCER_ID."""
     last_epoch: int = NO_EPOCH
-    """The epoch before the current one. An InitProducerId that states it counts as a repeated request. NO_EPOCH if
-    no such request is expected. Records do not contain this epoch, so it is lost when another broker becomes the
-    coordinator, as in Kafka."""
+    """The epoch before the current one. If an InitProducerId request has this epoch, the request is treated as a
+    repeated one. NO_EPOCH if no repeated request is expected. Records do not contain this epoch, so it is lost when
+    another broker becomes the coordinator, as in Kafka."""
 
     @property
     def is_epoch_exhausted(self) -> bool:

@@ -12,8 +12,8 @@ the request: `same` is the producer's epoch. `before` is the producer's epoch mi
     COMPLETE_COMMIT  INVALID_TXN_STATE      aborts           success                INVALID_TXN_STATE
 
 An abort without a transaction increments the epoch, so that requests of the producer that are still on their way have
-no effect. With version 1, the producer id and the epoch must be the same, also in a prepared state. A transaction ends
-only from ONGOING, and the answer to a repeated request follows from the state alone.
+no effect. Version 1 has other rules: the producer id and the epoch must be the same, also in a prepared state; only an
+ONGOING transaction can be ended; and only the state shows whether a request is a repeated one.
 """
 
 from collections.abc import Iterable
@@ -189,7 +189,8 @@ def _end_with_v1(state: Transaction, producer: Producer, *, commit: bool, now: M
     if state.producer_epoch != producer.epoch:
         raise _fenced(state, producer)
     if state.status.is_prepared:
-        # Also if the other end is decided: the request may be about the next transaction, which has no partition yet.
+        # The requested end is not compared with the decided one: the request may be about the next transaction, which
+        # has no partition yet.
         raise _concurrent()
     if _has_ended(state, commit=commit):
         return None
@@ -292,8 +293,8 @@ def _concurrent() -> ApiError:
 
 
 def _has_changed() -> ApiError:
-    """The error if a new producer id was not fetched, because the state needed none at that time. The client tries
-    again.
+    """The error if the state needs a new producer id now, but none was fetched, because the state did not need one
+    before. The client tries again.
     """
     message = "the transactional id was changed during this request; try again"
     return ApiError(message, ErrorCode.CONCURRENT_TRANSACTIONS)

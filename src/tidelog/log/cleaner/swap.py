@@ -105,7 +105,7 @@ class Swap:
         self._log.segments.swapping = False
 
     def give_up(self) -> None:
-        """End the swap after `announce` failed and `discard` removed the new files."""
+        """End the swap after `announce` failed and `discard` was called."""
         self._log.segments.swapping = False
 
     def discard(self) -> None:

@@ -13,7 +13,7 @@ from tidelog.wire.compression.limits import PIECES_MIN, pieces_max, too_large, t
 from tidelog.wire.primitives import BrokenStream, Buffer
 
 _MAGIC = b"\x82SNAPPY\x00"
-_VERSIONS = Struct(">ii")  # the version of the writer, and the oldest version of a reader for the stream
+_VERSIONS = Struct(">ii")  # the version of the writer, and the oldest reader version that can read the stream
 _HEADER = _MAGIC + _VERSIONS.pack(1, 1)
 _CHUNK_BYTES = 32 * 1024
 _SIZE = Struct(">i")
