@@ -17,6 +17,7 @@ import collections.abc
 import types
 from enum import Enum
 from struct import Struct
+from struct import error as StructError
 from typing import Any, Final, NewType, Union, get_args, get_origin, get_type_hints
 
 from tidelog.model.steps import Steps
@@ -176,7 +177,7 @@ class _Float(_Scalar):
             raise self._refuse(value)
         try:
             out += _FLOAT.pack(value)
-        except OverflowError:
+        except StructError:  # an int that is too large
             raise self._refuse(value) from None
 
     def get(self, reader: ValueReader) -> float:

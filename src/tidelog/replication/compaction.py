@@ -328,8 +328,6 @@ class Compaction:
         run_blocking = self._runtime.tasks.run_blocking
         swap = Swap(self._runtime.disk, log, group)
         if partition.deleted or not swap.begin():
-            if not partition.deleted:
-                await run_blocking(swap.discard)
             raise PassAbandoned("its segments have changed")
         if self._clean_offsets.get(partition) is None:
             # Write a clean offset before the first record is removed: a clean offset shows that holes in the log come

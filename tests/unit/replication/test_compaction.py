@@ -14,6 +14,7 @@ from log_harness.compaction import stored
 from tidelog.config.broker_config import BrokerConfig
 from tidelog.log.checkpoints import CLEANER_OFFSETS, read_offsets
 from tidelog.log.cleaner import work
+from tidelog.log.cleaner.swap import Swap
 from tidelog.log.config import LogConfig
 from tidelog.log.directories import DataDirectories
 from tidelog.log.partition_log import PartitionLog
@@ -534,6 +535,28 @@ def test_a_move_that_begins_in_the_middle_of_a_pass_ends_it(
     assert [segment.base_offset for segment in log.segments.items] == before
     assert not [name for name in on.disk.list("/data/a-0") if name.endswith((".cleaned", ".swap"))]
     assert on.cleaner_offsets() == {}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_new_files_are_removed_if_the_segments_have_changed(
+    stage: Callable[..., Stage], fails: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If they cannot be removed, the pass ends and is tried again all the same."""
+    caplog.set_level(logging.INFO, "tidelog.compaction")
+    on = stage({"a": 40})
+    before = on.records("a")
+    monkeypatch.setattr(Swap, "begin", lambda _: False)
+    if fails:
+        on.disk.fail("remove", "*.cleaned", errno.EMFILE)
+    assert on.clean()
+    (line,) = lines(caplog, "log cleaning abandoned")
+    assert "partition=a-0 reason=its segments have changed" in line
+    left = [name for name in on.disk.list("/data/a-0") if name.endswith((".cleaned", ".swap"))]
+    assert bool(left) == fails
+    monkeypatch.undo()
+    on.world.run(_sleep(on, RETRY_DELAY_S + 1))
+    assert on.clean()
+    assert on.records("a") < before
 
 
 def test_a_log_that_breaks_in_a_swap_tells_of_the_disk(stage: Callable[..., Stage]) -> None:

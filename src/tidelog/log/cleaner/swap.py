@@ -40,7 +40,7 @@ class Swap:
 
     def begin(self) -> bool:
         """Begin the swap. Returns False if the segments are no longer closed segments of the log, if another swap of
-        the log is running, or if the log is offline. In these cases, the caller must call `discard`.
+        the log is running, or if the log is offline.
 
         If True is returned, retention does not run on the log until `end` or `give_up` is called.
         """
@@ -109,7 +109,7 @@ class Swap:
         self._log.segments.swapping = False
 
     def discard(self) -> None:
-        """Remove the new files after `begin` returned False or `announce` failed. Blocks.
+        """Remove the new files after `announce` failed. Blocks.
 
         Raises OSError. After an error, it may be called again.
         """
