@@ -13,8 +13,9 @@ from tidelog.model.ids import TopicPartition
 
 INT64_MAX = (1 << 63) - 1
 BEGINNINGS = "@begun"
-"""The position of a streaming query may also contain the beginnings of partitions (see `stream_reader`). This is their
-key. It is not a legal name of a topic, because it contains an @."""
+"""The key of an additional entry in the position of a streaming query (see `stream_reader`): the offsets from which a
+micro-batch reads partitions that its start position does not contain. It is not a legal name of a topic, because it
+contains an @."""
 
 Offsets: TypeAlias = dict[TopicPartition, int]
 

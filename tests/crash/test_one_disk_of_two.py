@@ -66,7 +66,7 @@ def test_a_small_disk_beside_a_large_one(tmp_path: Path) -> None:
     assert text.count("appends refused") == 1
     assert "directory offline" not in text
     assert "partition offline" not in text
-    assert "not put aside" not in text
+    assert "not renamed" not in text
 
 
 @pytest.mark.skipif(not can_mount(), reason="a full disk takes a mount in a namespace of its own")
@@ -117,4 +117,4 @@ def test_deleting_a_topic_makes_room_on_a_full_disk(tmp_path: Path) -> None:
             broker.communicate()
     text = (tmp_path / "log").read_text()
     assert "offline " not in text.replace(" offline=0", "")
-    assert "not put aside" not in text
+    assert "not renamed" not in text

@@ -190,9 +190,9 @@ def run_case(image: Image, case: int, seed: int, work: Path) -> tuple[Damage, st
     if outcome == "offline":
         assert re.search(rf"offline.*{hurt}", log), log
     if outcome.startswith(("cut", "without")):
-        assert re.search(
-            rf"(torn tail cut off|orphaned index removed|segment dropped|put aside) path=\S*{hurt}", log
-        ), log
+        assert re.search(rf"(torn tail cut off|orphaned index removed|segment dropped|renamed) path=\S*{hurt}", log), (
+            log
+        )
     return done, outcome
 
 

@@ -55,7 +55,7 @@ def test_a_damaged_log_is_fetched_anew(caplog: pytest.LogCaptureFixture) -> None
 
     run(scenario)
     lines = [record.getMessage() for record in caplog.records]
-    assert lines.count(f"damaged log put aside, to be fetched anew partition={TOPIC}-0") == 2
+    assert lines.count(f"damaged log renamed, to be fetched anew partition={TOPIC}-0") == 2
 
 
 def test_a_full_disk_of_a_follower_delays_acknowledgements_within_the_lag_limit_only() -> None:
@@ -238,4 +238,4 @@ def test_a_damaged_log_is_not_replaced_while_a_proposal_for_the_isr_has_no_outco
 
     run(scenario)
     lines = [record.getMessage() for record in caplog.records]
-    assert lines.count(f"damaged log put aside, to be fetched anew partition={TOPIC}-0") == 1
+    assert lines.count(f"damaged log renamed, to be fetched anew partition={TOPIC}-0") == 1

@@ -256,7 +256,7 @@ def test_when_the_old_one_could_not_be_put_aside() -> None:
     async def fail(life: Life) -> None:
         life.host.disk.fail("rename", "/data/t-0", errno.ENOMEM)
 
-    run("not put aside", fail)
+    run("not renamed", fail)
 
 
 @pytest.mark.parametrize("full", [False, True])

@@ -232,8 +232,8 @@ def adopt(found: FoundPartitions, config: BrokerConfig, new_id: Callable[[], Top
         first_id = (1 + int.from_bytes(new_id()[:2], "big")) << PRODUCER_IDS_BITS
         records.append(ProducerIdsAllocated(config.node_id, first_id))
         notices.append(
-            f"{directory}, which Apache Kafka wrote: do not start a Kafka broker in it again, since Kafka would not "
-            "know the changes that Tidelog makes"
+            f"directory {directory} of Apache Kafka. Do not start a Kafka broker in it again: Kafka would not know the "
+            "changes that Tidelog makes"
         )
     return Adoption(records, notices)
 

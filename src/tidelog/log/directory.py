@@ -269,7 +269,7 @@ class DataDirectory:
             stray = self._free_name(key, stored_id or topic_id, STRAY_SUFFIX)
             # The directory usually belongs to a deleted topic. But it may also be the directory of this topic, with a
             # damaged topic id. Therefore an error is logged.
-            logger.error("partition of another topic put aside path=%s as=%s", path, stray)
+            logger.error("partition of another topic renamed path=%s as=%s", path, stray)
             self._disk.rename(path, stray)
             self._disk.sync_dir(self.path)
 
@@ -286,7 +286,7 @@ class DataDirectory:
         """Put removed partitions aside: remove their checkpoint entries, close their logs, rename their directories.
 
         `logs`: for each partition the topic id, and the log, or None if the log is not open. After an error, the
-        other partitions are still put aside. Returns the new paths and the first error. The caller passes the paths to
+        other partitions are still renamed. Returns the new paths and the first error. The caller passes the paths to
         `empty_retired` and `remove_retired`. If a full disk prevents the write of the checkpoints, this error is not
         returned, because `remove_retired` removes the entries before it removes the directory.
         """
@@ -306,8 +306,8 @@ class DataDirectory:
                 path = self._put_aside(key, topic_id, is_open=log is not None)
             except OSError as error:
                 # At the next start, a warning reports this directory as unknown. When a topic of the same name is
-                # created, the directory is put aside.
-                logger.error("deleted partition not put aside partition=%s reason=%s", key, error)
+                # created, the directory is renamed.
+                logger.error("deleted partition not renamed partition=%s reason=%s", key, error)
                 first_error = first_error or error
             else:
                 retired += [path] if path is not None else []
@@ -330,7 +330,7 @@ class DataDirectory:
                 return None  # if it belongs to an older topic, `make_way` will rename it
             if stored_id == UNREADABLE_ID:
                 suffix = STRAY_SUFFIX  # it may belong to another topic, so it must not be removed
-                logger.error("partition with an unreadable id put aside path=%s", path)
+                logger.error("partition with an unreadable id renamed path=%s", path)
         target = self._free_name(key, topic_id, suffix)
         self._disk.rename(path, target)
         return target if suffix == DELETE_SUFFIX else None

@@ -98,7 +98,7 @@ def partition_of(name: str) -> TopicPartition | None:
 
 
 def aside_stem(partition: TopicPartition) -> str:
-    """Return the first part of the name that a partition's directory gets when it is put aside. The second part of
+    """Return the first part of the name that a partition's directory gets when it is renamed. The second part of
     the name is `.ID-delete` or similar.
 
     The first part is TOPIC-INDEX. A long topic name is shortened and marked by a character that no topic name

@@ -70,7 +70,7 @@ DIRECTORY_REASONS = {
         "a deleted or moved partition: it will be removed after file.delete.delay.ms, or by the broker's next start"
     ),
     "-future": "a partition that moves here from another data directory",
-    "-stray": "a partition of a topic that no longer exists, put aside: delete it if you do not need it",
+    "-stray": "a renamed partition of a topic that no longer exists: delete it if you do not need it",
 }
 OTHER_DIRECTORY_REASON = "not the directory of a partition"
 

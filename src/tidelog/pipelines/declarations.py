@@ -144,8 +144,9 @@ class TemporaryError(PipelineError):
 def refused_begin(subject: str, accepted: str, context: SourceContext) -> PipelineError:
     """Return the error of a source that cannot begin at `context.begin`. `accepted` says where it can begin."""
     return PipelineError(
-        f"{subject}: {accepted}: leave out --from. To begin a topic elsewhere, set begin in its declaration, as in"
-        " topic(..., begin='latest'). If an earlier run or replay had --from, its value is stored; to remove it:"
+        f"{subject}: {accepted}: leave out --from. To read a topic from another position than its earliest records, set"
+        " begin in the topic's declaration, as in topic(..., begin='latest'). If an earlier run or replay had --from,"
+        " its value is stored; to remove it:"
         f" tidelog pipeline reset {context.pipeline}"
     )
 

@@ -25,7 +25,11 @@ QUERY_METRICS: dict[str, tuple[str, str, Callable[[QueryStatus], float | None]]]
         "Rows that were dropped because they were older than the watermark.",
         lambda q: q.late_rows,
     ),
-    "dead_letters_total": ("counter", "Records that could not be parsed and were put aside.", lambda q: q.dead_letters),
+    "dead_letters_total": (
+        "counter",
+        "Records that could not be parsed, and were not processed.",
+        lambda q: q.dead_letters,
+    ),
 }
 """Type, help text and value of each metric of a query. The keys are the metrics' names without PREFIX."""
 PREFIX = "tidelog_pipeline_"

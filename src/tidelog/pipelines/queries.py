@@ -285,7 +285,8 @@ def start_queries(
     Raises PipelineError. If starting a query fails, the queries that were started before it are stopped.
     """
     places = checked_checkpoints(pipeline, run, state, identity, partial(has_offsets, session))
-    send_functions_by_value(pipeline)  # before sources are loaded: their formats may be classes of the pipeline's file
+    # Must precede the loading of the sources: a value format may be a class that is defined in the pipeline's file.
+    send_functions_by_value(pipeline)
     context = SourceContext(session, run.bootstrap, pipeline.name, is_streaming=True, begin=identity.begin)
     frames: dict[str, DataFrame] = {}
     letter_sources: dict[str, Topic] = {}
@@ -379,9 +380,10 @@ def _letters_of_sinks(
     state: PipelineState,
     identity: Identity,
 ) -> dict[str, dict[int, str]]:
-    """Return, for each sink, the sources whose dead letters the sink's query writes, as a mapping from
-    `QuerySource.load` to the source's parameter. Only one query is chosen for each source. Store the choice for later
-    runs.
+    """Choose one query that writes the dead letters of each source, and store the choice for later runs.
+
+    Returns, for each sink, the sources that its query was chosen for. A source is a pair: the number of its load
+    (attribute `load` of a `QuerySource`), and the name of its parameter.
     """
     read = {
         sink: {load: letter_loads[load] for load in loads_of(frame) if load in letter_loads}
@@ -426,7 +428,8 @@ def _start_query(
     once: bool,
 ) -> RunningQuery:
     """Start the query. `letter_sources` maps parameters to sources, for all sources with dead letters. `letter_loads`
-    maps `QuerySource.load` to parameters, for the sources whose dead letters this query writes.
+    maps the number of a load (attribute `load` of a `QuerySource`) to the parameter, for the sources whose dead letters
+    this query writes.
     """
     from pyspark.errors import PySparkException
 

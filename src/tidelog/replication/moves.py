@@ -399,7 +399,7 @@ class Moves:
         """Mark the copy as the valid log, since the old log could not be renamed. Otherwise the next start would use
         the old log, which lacks the batches that are appended from now on.
         """
-        logger.error("moved log not put aside path=%s reason=%s", old.directory, error)
+        logger.error("old log of a moved partition not renamed path=%s reason=%s", old.directory, error)
         args = (self._runtime.disk, move.target.path, old.topic_partition)
         try:
             await retry_without_descriptor(

@@ -3,13 +3,13 @@ from the leader.
 
 A replica is reported while it is the leader of its partition or a member of the ISR or the ELR (eligible leader
 replicas, KIP-966), so that the controller replaces it. When the replica is none of these and another broker leads the
-partition, a damaged log is put aside: it is renamed, and deleted later. The replica then begins with an empty log and
-joins the ISR again when it has all records. Two kinds of offline logs are not changed: logs in a data directory that is
+partition, a damaged log is renamed, and deleted later. The replica then begins with an empty log and joins the ISR
+again when it has all records. Two kinds of offline logs are not changed: logs in a data directory that is
 out of use, and logs that cannot be opened because of a temporary error.
 
-A damaged log is never put aside without a report. The leader may have proposed to add the replica to the ISR, and this
+A damaged log is never renamed without a report. The leader may have proposed to add the replica to the ISR, and this
 broker does not know that. The report begins a new partition epoch, so the controller refuses the proposal. The log is
-put aside when this broker has followed the journal up to the answer to the report, and the replica is still in neither
+renamed when this broker has followed the journal up to the answer to the report, and the replica is still in neither
 set.
 
 A replica whose disk is full is reported, too, while it leads the partition, or is to lead it after a cut of its log for
@@ -131,7 +131,7 @@ class OfflineReplicas:
                 if reported:
                     await self._report(reported)
                 elif damaged is not None:
-                    logger.warning("damaged log put aside, to be fetched anew partition=%s", damaged)
+                    logger.warning("damaged log renamed, to be fetched anew partition=%s", damaged)
                     await self._partitions.reconciler.replace_log(damaged, self._may_be_replaced)
                 elif not self._full:
                     return

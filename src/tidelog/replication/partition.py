@@ -153,8 +153,8 @@ class Partition:
             self.step(LogSynced(self.log.log_end_offset))  # requests that waited for a sync need not wait any longer
 
     def use_min_insync_replicas(self, min_insync_replicas: int) -> None:
-        """Use a new `min.insync.replicas` before the other changed settings of the topic; see `configure`. The caller
-        then passes it to the replica, with an event.
+        """Replace `min.insync.replicas` in `config`. A later call of `configure` applies the other changed settings of
+        the topic. The caller passes the new value to the replica, with an event.
         """
         if min_insync_replicas != self.config.min_insync_replicas:
             self.config = self.config.with_min_insync_replicas(min_insync_replicas)

@@ -402,7 +402,7 @@ class Reconciler:
                 closed.append(partition)
         if closed:
             await table.wait_for_file_work()  # otherwise a running flush would find the files missing
-        # Group the logs by directory. Logs in a failed directory stay there. They are put aside later, when a new topic
+        # Group the logs by directory. Logs in a failed directory stay there. They are renamed later, when a new topic
         # with the same name is created there.
         logs: dict[str, dict[TopicPartition, tuple[bytes, PartitionLog | None]]] = {}
         for topic_id, key in without_log:
@@ -421,7 +421,7 @@ class Reconciler:
         table.retry_late_checkpoints()
 
     def remove_later(self, retired: str, delay_ms: int, log: PartitionLog | None = None) -> None:
-        """After `delay_ms`, delete `retired`: the directory of a partition, which was put aside. Readers can finish
+        """After `delay_ms`, delete `retired`: the renamed directory of a partition. Readers can finish
         within the delay.
 
         `log`: the partition's log, if it is still open. It is closed before the directory is deleted.

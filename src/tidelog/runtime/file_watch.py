@@ -16,7 +16,7 @@ class FileWatch:
 
     def __init__(self, descriptor: int) -> None:
         self.writes = 0
-        """Number of reads that returned notifications. One read may return the notifications of several writes."""
+        """How often writes were noticed. Several writes may be noticed at once, and are then counted as one."""
         self._descriptor = descriptor
         self._waiting: dict[asyncio.Future[None], None] = {}
         self._loop = asyncio.get_running_loop()

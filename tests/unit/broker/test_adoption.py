@@ -73,7 +73,7 @@ def test_a_directory_of_a_kraft_broker(disk: LocalDisk, tmp_path: Path) -> None:
     assert adoption.notices[1] == (
         "topic belajarkafka: id u4xCnM-dRfid3gtXjfwyxQ, 1 partitions; settings are the defaults and retention.ms=-1"
     )
-    assert "which Apache Kafka wrote: do not start a Kafka broker in it again" in adoption.notices[2]
+    assert "of Apache Kafka. Do not start a Kafka broker in it again" in adoption.notices[2]
 
 
 def test_a_directory_of_a_zookeeper_broker(disk: LocalDisk, tmp_path: Path) -> None:

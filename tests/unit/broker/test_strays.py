@@ -42,7 +42,7 @@ def test_a_start_tells_of_them_and_leaves_them(tmp_path: Path, caplog: pytest.Lo
             assert client.produce("gone", 0, [b"new"]).base_offset == 0
     assert (data / "notes-2").is_dir()
     assert (data / "__cluster_metadata-0").is_dir()
-    assert len(list(data.glob("gone-*-stray"))) == 2, "put aside when a topic of that name was made"
+    assert len(list(data.glob("gone-*-stray"))) == 2, "renamed when a topic of that name was made"
     caplog.clear()
     with Broker(data=data) as broker, RawConnection((broker.host, broker.port)) as client:
         assert client.read_all("gone", 0) == (ErrorCode.NONE, [b"new"])

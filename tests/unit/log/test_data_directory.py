@@ -442,7 +442,7 @@ def test_on_a_full_disk_a_deletion_goes_on_and_its_last_trace_waits_for_the_chec
 
 
 def test_a_topic_of_the_longest_name_is_deleted_and_made_anew(disk: SimDisk) -> None:
-    """There is no room for an id and an ending in the name of a directory that is put aside."""
+    """There is no room for an id and an ending in the name of a directory that is renamed."""
     keys = [TopicPartition("t" * 249, 0), TopicPartition("t" * 249, 12345)]
     other = TopicPartition("t" * 249, 7)
     directory = DataDirectory.open(disk, "/data")

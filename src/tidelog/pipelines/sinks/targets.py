@@ -47,7 +47,7 @@ class FileTarget(ABC):
     suffix: str
     """The end of the file names, for example `.parquet`."""
     sink: str
-    """What error messages call the sink, for example `parquet s3://bucket/sales`."""
+    """The name of the sink in error messages, for example `parquet s3://bucket/sales`."""
 
     @property
     @abstractmethod
@@ -97,7 +97,7 @@ class FileTarget(ABC):
         return True
 
     def commit(self, batch_id: int, directory: str, files: list[WrittenFile]) -> None:
-        """If the micro-batch has no manifest yet, make the files, which are below `directory`, part of the data."""
+        """Add `files` below `directory` to the data, unless the micro-batch has a manifest already."""
         entries = []
         for number, file in enumerate(files):
             partition = file.path.removeprefix(directory).rpartition("/")[0]
