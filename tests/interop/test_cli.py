@@ -69,7 +69,8 @@ def test_a_topics_life(tidelog: Run) -> None:
     assert (again.stdout.decode(), again.stderr) == (f"Topic {name} already exists.\n", b"")
     other = tidelog("topic", "create", name, "--if-not-exists", "-p", 7, "--set", "retention.ms=5")
     assert other.stderr.decode() == (
-        f"Warning: topic {name} differs and was not changed: 3 partitions, not 7; retention.ms=86400000, not 5.\n"
+        f"Warning: topic {name} differs from the request and was not changed: "
+        "3 partitions, not 7; retention.ms=86400000, not 5.\n"
         f"  tidelog topic add-partitions {name} 7\n"
         f"  tidelog topic config {name} --set retention.ms=5\n"
     )

@@ -1,4 +1,5 @@
-"""The exactly-once sink. Each task writes in a transaction of its own and leaves it open. The driver then decides.
+"""The exactly-once sink. Each task writes in a transaction of its own and leaves it open. The driver then decides
+which transactions are committed.
 
 1. A task (`task`) opens a transaction, writes its rows, and reports the transaction to the driver.
 2. The driver (`driver`) stores a decision: the list of the transactions of the micro-batch. A separate transaction of

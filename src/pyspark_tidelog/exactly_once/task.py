@@ -66,19 +66,21 @@ TRANSACTIONAL_IDS = TransactionalIds()
 
 
 class TransactionalSender:
-    """Sends rounds of batches in one transaction, which begins with the first round. At most one round is in flight."""
+    """Sends record batches in rounds, all in one transaction. The transaction begins with the first round. At most one
+    round is in flight.
+    """
 
     def __init__(
         self, client: Client, bootstrap: str, identity: BatchIdentity, decision: Decision, timeout_ms: int
     ) -> None:
-        """`decision`: of the decisions about the query, the last one that the task has read."""
+        """`decision` is the last decision about the query that the task has read."""
         self._client = client
         self._bootstrap = bootstrap
         self._identity = identity
         self._decision = decision
         self._timeout_ms = timeout_ms
         self._stamping: Producer | None = None
-        """Writes the producer and the sequence numbers into the batches. None before the first round."""
+        """Writes the producer id, the epoch and the sequence numbers into the batches. None before the first round."""
         self._in_flight: StartedOperation[dict[TopicPartition, Produced]] | None = None
         self.transaction: TransactionalProducer | None = None
 
@@ -118,7 +120,7 @@ class TransactionalSender:
             if error.code != ErrorCode.INVALID_TRANSACTION_TIMEOUT:
                 raise
             remedy = (
-                f"the broker's transaction.max.timeout.ms is below {self._timeout_ms}: lower option "
+                f"the broker's transaction.max.timeout.ms is below {self._timeout_ms}: lower the option "
                 "kafka.transaction.timeout.ms, or raise the broker's limit"
             )
             raise ApiError(f"{error.message}: {remedy}", error.code) from error

@@ -57,9 +57,9 @@ class Lag(NamedTuple):
 
     @property
     def is_missing_in_total(self) -> bool:
-        """Whether the number of records is unknown and may be more than 0.
+        """Whether the number of records that the group has not read yet is unknown and may be more than 0.
 
-        If the partition's log contains no record, there is nothing to read, even without a commit.
+        False if the partition's log contains no record, even if the group has not committed an offset.
         """
         return self.records is None and (self.end is None or self.start < self.end)
 
@@ -124,8 +124,8 @@ class Ages:
     def __init__(self, client: "Client") -> None:
         self._client = client
         self._timestamps: dict[OldestRecord, int | None] = {}
-        self._attempts: dict[TopicAndPartition, int] = {}
-        """By partition: the number of its last fetch, counted over all partitions."""
+        self._last_fetches: dict[TopicAndPartition, int] = {}
+        """For each partition, the number of its last fetch. The fetches of all partitions are numbered together."""
         self._failed: set[TopicAndPartition] = set()
         """Partitions whose last fetch failed."""
         self._fetch_count = 0
@@ -133,7 +133,9 @@ class Ages:
         """Lines that say why ages are missing in the last measurement."""
 
     def add_to(self, lags: Sequence[Lag]) -> list[Lag]:
-        """Return the lags with `behind_ms`. At most FETCHES_MAX timestamps are fetched; further ages are None."""
+        """Return the lags with `behind_ms`. At most FETCHES_MAX timestamps are fetched. If a timestamp is missing, the
+        age is None.
+        """
         now_ms = time.time_ns() // 1_000_000
         oldest_records = [
             (lag.topic, lag.partition, max(lag.committed, lag.start))
@@ -144,7 +146,7 @@ class Ages:
         wanted = dict.fromkeys(oldest for oldest in oldest_records if oldest is not None)
         self._timestamps = {oldest: self._timestamps[oldest] for oldest in wanted if oldest in self._timestamps}
         partitions = {oldest[:2] for oldest in wanted}
-        self._attempts = {tp: number for tp, number in self._attempts.items() if tp in partitions}
+        self._last_fetches = {tp: number for tp, number in self._last_fetches.items() if tp in partitions}
         self._failed &= partitions
         self.problems = self._fetch([oldest for oldest in wanted if oldest not in self._timestamps])
         with_ages = []
@@ -157,8 +159,8 @@ class Ages:
         return with_ages
 
     def _fetch(self, missing: Sequence["OldestRecord"]) -> list[str]:
-        """Fetch the timestamps of these records, until FETCHES_MAX or a failure is reached. Return a line that says why
-        ages are missing; no line if all timestamps were fetched.
+        """Fetch the timestamps of these records. Stop after FETCHES_MAX fetches, or after the first failure. Return a
+        line that says why ages are missing; no line if all timestamps were fetched.
 
         The partitions whose last fetch failed are fetched last, and of the others, those that have waited the longest
         are fetched first. Otherwise some partitions would never get an age.
@@ -166,22 +168,22 @@ class Ages:
         from tidelog.client.errors import ClientError
 
         def turn(oldest: OldestRecord) -> tuple[bool, int]:
-            return oldest[:2] in self._failed, self._attempts.get(oldest[:2], 0)
+            return oldest[:2] in self._failed, self._last_fetches.get(oldest[:2], 0)
 
         for oldest in sorted(missing, key=turn)[:FETCHES_MAX]:
             tp = oldest[:2]
             self._fetch_count += 1
-            self._attempts[tp] = self._fetch_count
+            self._last_fetches[tp] = self._fetch_count
             self._failed.discard(tp)
             try:
                 self._timestamps[oldest] = batch_timestamp_ms(self._client, *oldest)
             except ClientError as error:
                 # Fetch no more: if other brokers do not answer either, each fetch lasts until its timeout.
                 self._failed.add(tp)
-                return [f"not every age is known: {client_error(error, f'{oldest[0]}-{oldest[1]}')}"]
+                return [f"not every value of Behind is known: {client_error(error, f'{oldest[0]}-{oldest[1]}')}"]
         if len(missing) > FETCHES_MAX:
-            rest = "--watch reads the others later"
-            return [f"not every age is known: one measurement reads {FETCHES_MAX} of them, and {rest}"]
+            rest = "with --watch, later measurements read the others"
+            return [f"not every value of Behind is known: one measurement reads at most {FETCHES_MAX} values; {rest}"]
         return []
 
 
@@ -246,9 +248,9 @@ class Total(NamedTuple):
     0."""
     unknown: int
     """Number of partitions whose lag is unknown and may be more than 0. The sum does not include these partitions. For
-    example, they contain records but have no commit, they have no leader, or their topic was deleted."""
+    example, the group has not committed an offset there, the partition has no leader, or its topic was deleted."""
     behind_ms: int | None = None
-    """Age of the oldest uncommitted record of all partitions; None if no age is known."""
+    """Age of the oldest record, in all partitions, that a group has not committed; None if no age is known."""
 
     def text(self) -> str:
         """Return the sum as text. A `+` follows the sum if it does not include all partitions. The text is `-` if
@@ -300,14 +302,14 @@ def behind_text(behind_ms: int | None) -> str:
         return "-"
     if not is_terminal():
         return str(behind_ms // 1000)
-    # Fractions of a second are shown only for less than 10 seconds.
+    # Fractions of a second are shown only if the age is below 10 seconds.
     return duration_text(behind_ms / 1000 if behind_ms < 10_000 else behind_ms // 1000)
 
 
 LATE_MS = 60_000
 VERY_LATE_MS = 600_000
-"""Ages of the oldest uncommitted record. From LATE_MS on, the partition's row is yellow; from VERY_LATE_MS on, it is
-red."""
+"""Ages of the oldest record that the group has not committed. From LATE_MS on, the partition's row is yellow; from
+VERY_LATE_MS on, it is red."""
 
 
 def row_style(lag: Lag) -> str:

@@ -1,7 +1,7 @@
 """Find partitions without a leader and report them on stderr.
 
-A broker answers `LEADER_NOT_AVAILABLE` for a partition without a leader: its log cannot be used, or no broker that may
-lead it is running. Such a partition may contain records, so no command may report it as empty.
+A partition has no leader if its log cannot be used, or if no broker that may lead the partition is running. A broker
+answers `LEADER_NOT_AVAILABLE` for such a partition. It may contain records, so no command may report it as empty.
 """
 
 import sys
@@ -74,7 +74,7 @@ def warn_of_hidden_groups(offline_partitions: Offline) -> None:
     )
     warn(
         {name: parts for name, parts in offline_partitions.items() if name != GROUPS_TOPIC},
-        "The lag of the groups that read them is unknown.",
+        "The lag of groups in these partitions is unknown.",
     )
 
 

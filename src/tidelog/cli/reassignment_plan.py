@@ -112,7 +112,7 @@ class _Placement:
         return has_moved
 
     def balance_leaders(self) -> None:
-        """Reorder replicas, so that every broker has the first replica of about the same number of partitions."""
+        """Reorder replicas, so that every broker is the preferred leader of about the same number of partitions."""
         leads = dict.fromkeys(self.counts, 0)
         for replicas in self.replicas:
             leads[replicas[0]] += 1
@@ -198,8 +198,8 @@ def plan_drain(
 
 
 def lead_elsewhere(partitions: Sequence[PartitionReplicas], broker: int) -> list[PlannedMove]:
-    """Return new orders of replicas for the partitions whose preferred leader is `broker`. In these orders, `broker`
-    is last.
+    """For each partition whose preferred leader is `broker`, return a move that makes `broker` the last one in the list
+    of replicas.
 
     No data moves. Partitions with one replica are omitted.
     """
@@ -227,8 +227,8 @@ def plan_document(moves: Iterable[PlannedMove], *, before: bool = False) -> dict
 
 def moves_from_document(document: Any, partitions: Sequence[PartitionReplicas]) -> list[PlannedMove]:
     """Return a move for each partition whose replicas in the plan differ from its current replicas. Raises UsageError
-    for a malformed plan, and for one that contains more than Tidelog would carry out. Raises CommandError for a
-    partition that does not exist.
+    for a malformed plan, and for a plan that names log directories, because Tidelog does not support them in a plan.
+    Raises CommandError for a partition that does not exist.
     """
     current = {(part.topic, part.partition): part.replicas for part in partitions}
     try:
@@ -255,8 +255,8 @@ def moves_from_document(document: Any, partitions: Sequence[PartitionReplicas]) 
 
 
 def entry_of_plan(entry: Any) -> tuple[str, int, list[int]]:
-    """Return the topic, the partition and the replicas of an entry of a plan. Raises KeyError or TypeError for an entry
-    of another form, and UsageError for replicas that no partition can have.
+    """Return the topic, the partition and the replicas of an entry of a plan. Raises KeyError or TypeError for a
+    malformed entry, and UsageError for replicas that no partition can have and for names of log directories.
     """
     topic, partition, replicas = entry["topic"], entry["partition"], entry["replicas"]
     if not isinstance(topic, str) or not _is_number(partition) or not isinstance(replicas, list):
@@ -266,7 +266,7 @@ def entry_of_plan(entry: Any) -> tuple[str, int, list[int]]:
             f"the plan for {topic}-{partition} must list the numbers of one or more different brokers, not"
             f" {json.dumps(replicas)}"
         )
-    # Kafka's tool writes "any" for each replica. With a path, it also moves the replica to this directory.
+    # Kafka's tool writes "any" for each replica. If a plan has a path instead, the tool moves the replica there.
     if any(directory != "any" for directory in entry.get("log_dirs") or ()):
         raise UsageError(
             f"the plan for {topic}-{partition} has log_dirs, which are not supported: remove them, and use tidelog log"
@@ -276,5 +276,5 @@ def entry_of_plan(entry: Any) -> tuple[str, int, list[int]]:
 
 
 def _is_number(value: object) -> bool:
-    """Return whether JSON has a number here that can identify a broker or a partition. `true` is not a number."""
+    """Return whether a JSON value is a number that can identify a broker or a partition. `true` is not a number."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0

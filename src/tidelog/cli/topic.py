@@ -129,7 +129,10 @@ def warn_of_differences(
     current = {setting.name: setting.value for setting in cluster.settings(client, name)} if settings else {}
     differences, remedies = topic_differences(topic, current, partitions, replicas, settings)
     if differences:
-        print(f"Warning: topic {name} differs and was not changed: {'; '.join(differences)}.", file=sys.stderr)
+        print(
+            f"Warning: topic {name} differs from the request and was not changed: {'; '.join(differences)}.",
+            file=sys.stderr,
+        )
     for remedy in remedies:
         print(f"  {remedy}", file=sys.stderr)
 

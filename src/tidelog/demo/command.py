@@ -51,7 +51,7 @@ def flash_sale(
 
     No product is oversold, and no order is decided twice. A separate checker
     verifies this from topics, ledger and Parquet files. The pipeline needs
-    PySpark (the extra spark).
+    PySpark (the pip extra "spark").
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""The display of the sale: queue, rates and lag while it runs, then accounts, a plot and the best sellers."""
+"""The display of the sale. During the sale: queue, rates and lag. After it: orders by outcome, a plot, best sellers."""
 
 import time
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from tidelog.demo.stage import Result, Sample
 RATE_WINDOW_S = 1.0
 """Time over which the displayed rates are computed, in seconds."""
 PLAIN_EVERY_S = 2.0
-"""Time between two plain lines of one phase, in seconds."""
+"""Without a terminal: time between two lines of the same phase, in seconds."""
 PLOT_HEIGHT = 14
 PANEL_WIDTH = 76
 
@@ -111,7 +111,7 @@ def _states(title: str, states: dict[str, str]) -> Text:
 
 
 def summary(console: Console, result: Result, directory: Path, *, spark: bool) -> None:
-    """Print the accounts, a plot of the queue, the best sellers, and the location of the files."""
+    """Print the numbers of orders by outcome, a plot of the queue, the best sellers, and the location of the files."""
     verdict, last = result.verdict, result.samples[-1]
     print_table(accounts(result))
     console.print()

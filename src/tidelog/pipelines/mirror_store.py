@@ -7,14 +7,14 @@ The topic has one partition. Keys and values are JSON. There are four kinds of r
 - the plan, under ["plan"]: {"query": ..., "batch": ..., "partitions": [[topic, partition, end, [[first, length], ...]],
   ...]}: for each partition of a micro-batch, the end of the target's partition before the first attempt to write, and
   the source offsets of the records. A plan that is too large for one record has "parts" instead of "partitions". The
-  value of "parts" is the number of the plan's parts.
+  value of "parts" says how many parts the plan has.
 - a part of a plan, under ["plan part", query, batch, number]: {"partitions": ...}, as above. The plan is stored after
   its parts. So if the plan is stored, all its parts are stored too. The parts of earlier plans are removed afterwards.
 - the position, under ["position"]: {"query": ..., "batch": ...}, the last micro-batch whose entries are stored.
 
-For each micro-batch, the plan is stored first. Then the records are committed. Then the entries and the position are
-stored. If a driver ends in between, Spark repeats the micro-batch. With the stored plan, the same entries result, even
-if the records were committed by the earlier attempt.
+For each micro-batch, the plan is stored first. Then the mirrored records are committed. Then the entries and the
+position are stored. If a driver ends in between, Spark repeats the micro-batch. With the stored plan, the same entries
+result, even if the earlier attempt committed the mirrored records.
 """
 
 import json
@@ -37,7 +37,7 @@ POSITION_KEY = b'["position"]'
 PLAN_KEY = b'["plan"]'
 PART_KIND = "plan part"
 PART_RUNS_MAX = 10_000
-"""Upper bound on the runs of one part of a plan, so that a part fits into one record of the mirror's topic."""
+"""Upper bound on the `Run`s in one part of a plan, so that a part fits into one record of the mirror's topic."""
 PARTITION_RUNS = 12
 """For PART_RUNS_MAX, each partition in a part counts as this many runs in addition to its own runs, because its topic's
 name and its other fields need space too."""
@@ -53,7 +53,7 @@ class Position(NamedTuple):
 class Plan(NamedTuple):
     position: Position
     ends: dict[TopicPartition, int]
-    """The end of each partition of the target before the micro-batch, by the partition in the source."""
+    """The end of each target partition before the micro-batch. The keys are the source partitions."""
     runs: dict[TopicPartition, list[Run]]
     """The source offsets of the micro-batch's records. They are stored before the records are written, because
     compaction may remove source records afterwards."""

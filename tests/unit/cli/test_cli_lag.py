@@ -50,7 +50,9 @@ def test_a_partition_that_never_answers_does_not_hide_the_others(fetches: Fetche
     ages = ages_of_a_fake_client()
     assert known(ages, lags(6)) == [0]
     (problem,) = ages.problems
-    assert problem.startswith("not every age is known: orders-1: no answer from the cluster (broker far:1 cannot be")
+    assert problem.startswith(
+        "not every value of Behind is known: orders-1: no answer from the cluster (broker far:1 cannot be"
+    )
     assert known(ages, lags(6)) == [0, 2]
     assert known(ages, lags(6)) == [0, 2, 4, 5]
     # The group commits: all timestamps must be fetched again, those that failed last.
@@ -66,7 +68,8 @@ def test_all_partitions_get_their_turn(fetches: Fetches, monkeypatch: pytest.Mon
     ages = ages_of_a_fake_client()
     assert known(ages, lags(3, committed=1)) == [0, 1]
     assert ages.problems == [
-        "not every age is known: one measurement reads 2 of them, and --watch reads the others later"
+        "not every value of Behind is known: one measurement reads at most 2 values; with --watch, later measurements "
+        "read the others"
     ]
     assert known(ages, lags(3, committed=2)) == [0, 2]
     assert known(ages, lags(3, committed=3)) == [1, 2]

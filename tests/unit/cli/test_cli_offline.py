@@ -152,7 +152,7 @@ def test_groups_are_shown_as_far_as_they_can_be(tidelog: Run) -> None:
     ran = tidelog("group", "list")
     assert [line.split() for line in ran.stdout.splitlines()[1:]] == [[OTHER_GROUP, "empty", "0", lag_of(ran.stdout)]]
     assert lag_of(ran.stdout).endswith("+")
-    unknown = f"{OF_ORDERS}The lag of the groups that read them is unknown.\n{REMEDY}"
+    unknown = f"{OF_ORDERS}The lag of groups in these partitions is unknown.\n{REMEDY}"
     assert ran.stderr == f"{OF_GROUPS}{REMEDY}{unknown}"
     assert tidelog("group", "list", "--names").stderr == f"{OF_GROUPS}{REMEDY}"
 

@@ -168,7 +168,7 @@ def test_wrong_options(case: Case) -> None:
     with pytest.raises(PipelineError, match="parquet /data: storage_options are for object stores"):
         parquet("/data", storage_options=case.options)
     for url in ("hdfs://host/p", "abfss://container@account/p", "http://host/p"):
-        with pytest.raises(PipelineError, match=r"to URLs that begin with s3://, s3a://, gs://, not .*: use delta"):
+        with pytest.raises(PipelineError, match=r"to URLs that begin with s3://, s3a://, gs://; for .*, use delta"):
             opened(parquet(url), None)
     with pytest.raises(PipelineError, match="parquet s3://bucket/p: storage_options are for a sink"):
         parquet("s3://bucket/p", storage_options=case.options).load(_no_context())

@@ -707,7 +707,7 @@ def test_a_timeout_that_the_broker_refuses_names_the_option(
     bootstrap: str, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     query = Query(bootstrap, f"q{uuid.uuid4().hex[:8]}", monkeypatch, kafka__transaction__timeout__ms=900_001)
-    with pytest.raises(ApiError, match=r"below 900001: lower option kafka.transaction.timeout.ms"):
+    with pytest.raises(ApiError, match=r"below 900001: lower the option kafka.transaction.timeout.ms"):
         query.run_task(0, 0, ["a"])
 
 

@@ -37,7 +37,7 @@ def parquet(
     As a sink: rows are appended. `partition_by` makes directories such as `country=FR/`. `files` is the number of tasks
     that write a micro-batch; without it, Spark chooses this number. Each task writes its own file, and with
     `partition_by` one file in each directory. A micro-batch of one file becomes visible in one step.
-    `storage_options` are those of the object store, with the same names as for `delta()`.
+    `storage_options` are options of the object store, with the same names as for `delta()`.
 
     As a source: the rows of all files, and in a stream also those of new files. The files must appear in the directory
     by a rename. `schema` is needed if the directory is empty when the pipeline starts. Spark reads the files, so
@@ -131,7 +131,7 @@ def file_location(
 def file_target(
     sink: str, location: str, options: tuple[tuple[str, str], ...], context: SinkContext, suffix: str
 ) -> FileTarget:
-    """Return the directory or the part of a bucket at `location` for one query.
+    """Return the target of one query: the directory, or the part of a bucket, at `location`.
 
     Raises PipelineError if the sink cannot write to `location`, or does not support the output mode of the query.
     Raises TemporaryError if an object store does not answer.
@@ -143,8 +143,8 @@ def file_target(
     scheme = location.partition("://")[0]
     if scheme not in SCHEMES:
         raise PipelineError(
-            f"{sink}: this sink writes to URLs that begin with {', '.join(f'{each}://' for each in SCHEMES)}, "
-            f"not {scheme}://: use delta() or iceberg()"
+            f"{sink}: this sink writes to URLs that begin with {', '.join(f'{each}://' for each in SCHEMES)}; "
+            f"for {scheme}://, use delta() or iceberg()"
         )
     load("obstore", f"{sink}: an object store", "lake")
     target = BucketTarget(location, context.query, suffix, sink, options)
@@ -156,6 +156,6 @@ def refuse_storage_options(source: str, options: tuple[tuple[str, str], ...]) ->
     """Raise PipelineError if there are options, which a source of files cannot use."""
     if options:
         raise PipelineError(
-            f"{source}: storage_options are for a sink. The files of a source are read by Spark itself: give Spark jars"
-            " for the object store, and settings such as spark.hadoop.fs.s3a.endpoint"
+            f"{source}: storage_options are for a sink. The files of a source are read by Spark itself: configure"
+            " Spark with the jars of the object store, and with settings such as spark.hadoop.fs.s3a.endpoint"
         )
