@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.cli import cluster
 from tidelog.cli.errors import CommandError
-from tidelog.cli.tables import name_text, ranges
+from tidelog.cli.tables import counted, name_text, ranges
 
 if TYPE_CHECKING:
     from tidelog.client.blocking import Client
@@ -87,7 +87,7 @@ def partitions_text(offline: Offline) -> str:
         for topic, partitions in offline.items()
     ]
     more = len(parts) - SHOWN_TOPICS
-    return ", ".join(parts[:SHOWN_TOPICS]) + (f" and {more} more topics" if more > 0 else "")
+    return ", ".join(parts[:SHOWN_TOPICS]) + (f" and {counted(more, 'more topic')}" if more > 0 else "")
 
 
 def warn(offline: Offline, consequence: str) -> None:

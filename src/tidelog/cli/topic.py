@@ -229,8 +229,8 @@ def topics_table(topics: list[cluster.TopicState], known_offsets: cluster.KnownO
     columns = [Column("Topic"), Column("Partitions", True), Column("Replicas", True, spare=1), Column("Records", True)]
     rows = []
     for topic in topics:
-        incomplete = any((topic.name, part.partition) in known_offsets.failures for part in topic.partitions)
-        records = cell(records_json(topic, known_offsets)["records"]) + "+" * incomplete
+        facts = records_json(topic, known_offsets)
+        records = cell(facts["records"]) + "+" * bool(facts["partitions_without_offsets"])
         rows.append([name_text(topic.name), cell(len(topic.partitions)), replicas_text(topic), records])
     if any(trouble(topic) for topic in topics):
         columns.append(Column("Trouble", style="red"))
