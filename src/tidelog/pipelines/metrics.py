@@ -25,7 +25,11 @@ QUERY_METRICS: dict[str, tuple[str, str, Callable[[QueryStatus], float | None]]]
         "Rows that were dropped because they were older than the watermark.",
         lambda q: q.late_rows,
     ),
-    "dead_letters_total": ("counter", "Records that could not be parsed and were put aside.", lambda q: q.dead_letters),
+    "dead_letters_total": (
+        "counter",
+        "Records that could not be parsed and were written to the topic of dead letters.",
+        lambda q: q.dead_letters,
+    ),
 }
 """Type, help text and value of each metric of a query. The keys are the metrics' names without PREFIX."""
 PREFIX = "tidelog_pipeline_"
@@ -37,7 +41,7 @@ def exposition(statuses: Sequence[PipelineStatus]) -> str:
     pipeline_metrics: dict[str, tuple[str, str, Callable[[PipelineStatus], float]]] = {
         "up": (
             "gauge",
-            "1 if the pipeline runs, 0 if it waits for a restart or has ended.",
+            "1 if the pipeline runs, 0 if it starts, waits for a restart or has ended.",
             lambda p: p.state == RUNNING,
         ),
         "restarts_total": ("counter", "Restarts after failures.", lambda p: p.restarts),
