@@ -1,8 +1,8 @@
 """The Spark data source of Tidelog: `spark.read.format("tidelog")`, `readStream`, `write` and `writeStream`.
 
 Spark finds the data source by this module's name, in the driver and in the workers, and registers `DefaultSource`.
-Options and columns are those of Spark's own Kafka source, so a job only changes the name of the format. Reading guide:
-`source`, then `stream_reader` and `reading`.
+Options and columns are those of Spark's own Kafka source, so a job only changes the name of the format. To learn the
+code, begin with the module `source`, and continue with `stream_reader` and `reading`.
 """
 
 from typing import TYPE_CHECKING

@@ -447,7 +447,7 @@ def test_what_a_plan_of_offsets_leaves_out(tidelog: Run, topic: str) -> None:
     tidelog("produce", topic, "-p", 0, input=b"a\nb\n")
     tidelog("group", "reset-offsets", group, "--to-latest", "--topic", f"{topic}:0", "--execute")
     reset = ("group", "reset-offsets", group)
-    note = f"Left out: 1 partition without a commit of {group} (partition 1 of {topic}); "
+    note = f"Left out: 1 partition without a committed offset of group {group} (partition 1 of {topic}); "
     planned = tidelog(*reset, "--to-earliest")
     assert rows(planned) == [[topic, "0", "2", "0", "-2"]]
     assert note + f"add --topic {topic} to set them, too.\n" in planned.stderr.decode()

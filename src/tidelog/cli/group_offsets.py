@@ -438,7 +438,7 @@ def report_omitted_partitions(omitted: Sequence[TopicAndPartition], group: str, 
     """Print on stderr which partitions a plan leaves out because the group has not committed in them."""
     count = counted(len(omitted), "partition")
     print(
-        f"Left out: {count} without a commit of {name_text(group)} "
+        f"Left out: {count} without a committed offset of group {name_text(group)} "
         f"({partitions_text(indexes_by_topic(omitted))}); {remedy}.",
         file=sys.stderr,
     )

@@ -110,7 +110,7 @@ class BrokerFault:
             if not {LEADERLESS, victim} & set(new_leaders):
                 return Takeover(victim, {n: new_leaders.count(n) for n in sorted(set(new_leaders))}, seconds)
             if seconds > ELECTION_TIMEOUT_S:
-                raise TimeoutError(f"the partitions of broker {victim} have no other leaders after {seconds:.0f} s")
+                raise TimeoutError(f"partitions of broker {victim} still have no new leader after {seconds:.0f} s")
             time.sleep(POLL_S)
 
     def _leaders(self) -> dict[tuple[str, int], int]:

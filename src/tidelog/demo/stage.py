@@ -337,7 +337,7 @@ def _step(fault: BrokerFault, settled_percent: float, display: Display) -> None:
 
 def _run_checker(stage: Stage) -> dict[str, Any]:
     stage.start("checker", "checker", stage.plan.directory)
-    out = stage.finish("checker", "the checker compares all accounts", codes=(0, 1))
+    out = stage.finish("checker", "the checker compares topics, ledger and files", codes=(0, 1))
     try:
         verdict: dict[str, Any] = json.loads(out)
     except ValueError:

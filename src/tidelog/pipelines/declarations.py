@@ -33,7 +33,7 @@ class SourceContext:
     """Where a query without a checkpoint begins: `earliest`, `latest`, or a timestamp in milliseconds. None for the
     source's own choice."""
     rows_max: int | None = None
-    """Upper bound on the number of rows of a batch read; None for no limit."""
+    """If `is_streaming` is false: upper bound on the number of rows to read; None for no limit."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Pipeline:
 
 
 ATTRIBUTE = "tidelog_pipeline"
-"""Attribute of a declared function that holds its Pipeline."""
+"""Name of the attribute in which a declared function holds its Pipeline."""
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """A legal name of a pipeline or a sink. The name becomes the name of a directory and a part of transactional ids."""

@@ -133,7 +133,7 @@ def test_partitions_that_a_plan_leaves_out_are_named(capsys: pytest.CaptureFixtu
     assert omitted_partitions(there, there) == []
     report_omitted_partitions(others, "billing", "add --topic orders to set them, too")
     assert capsys.readouterr().err == (
-        "Left out: 2 partitions without a commit of billing (partitions 0,2 of orders);"
+        "Left out: 2 partitions without a committed offset of group billing (partitions 0,2 of orders);"
         " add --topic orders to set them, too.\n"
     )
 

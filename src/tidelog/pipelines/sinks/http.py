@@ -1,4 +1,4 @@
-"""`http()`: an HTTP endpoint with JSON as the sink or the source of a pipeline.
+"""`http()`: an HTTP endpoint that is the sink or the source of a pipeline. The format is JSON.
 
 The sink is at least once: an endpoint may have received a request whose answer was lost. Each request has the header
 `Idempotency-Key`, and a repeated micro-batch sends the same bodies with the same keys, so that an endpoint that
@@ -59,12 +59,12 @@ def http(
 
     As a source of a stream: every `interval`, GET requests read pages of JSON until there are no new records. `records`
     names the field of the answer that contains the list of records; dots separate the names of nested fields. Without
-    `records`, the answer itself is the list. The query parameter named `parameter` tells the endpoint where the page
-    begins. Its value is the field `cursor` of the previous answer, or the field `cursor_field` of the last record. If
-    neither `cursor` nor `cursor_field` is set, the value is the number of records so far. Pages are stored in the
+    `records`, the answer itself is the list. `parameter` names the URL's parameter that tells the endpoint where the
+    page begins. The value is taken from the previous answer: `cursor` names a field of the answer, and `cursor_field` a
+    field of its last record. If neither is set, the value is the number of records so far. Pages are stored in the
     directory `staging` before they are processed, so that a micro-batch can be repeated. `schema` names the columns of
-    the records, and a record that does not fit it stops the pipeline. Without it, the only column is `value`, the JSON
-    text.
+    the records, and a record that does not fit `schema` stops the pipeline. Without `schema`, the only column is
+    `value`, the JSON text.
 
     Raises PipelineError if the arguments are not consistent.
     """
@@ -96,7 +96,7 @@ class Request:
 
     def without_path(self, text: str) -> str:
         """Return the text of a failure without the URL's path and the parts of the path, because a server may repeat
-        them in its answer. A path or part of fewer than PATH_PART_MIN characters is not removed.
+        them in its answer. A path or a part with fewer than PATH_PART_MIN characters is not removed.
         """
         path = urlsplit(self.url).path.strip("/")
         parts = [each for each in (path, *path.split("/")) if len(each) >= PATH_PART_MIN]
@@ -107,7 +107,8 @@ class Request:
     def send(self, url: str, method: str, body: bytes | None, headers: Mapping[str, str]) -> bytes:
         """Send one request, repeat it after failures that may be temporary, and return the answer.
 
-        Raises PipelineError with the last failure; TemporaryError if a later attempt may succeed.
+        Raises TemporaryError if the last failure may be temporary, and PipelineError if not. The message names the
+        failure.
         """
         limits = Limits(self.attempts, self.timeout_s, ANSWER_BYTES_MAX, FIRST_PAUSE_S, BACKOFF_MAX_S)
         all_headers = dict(self.headers) | dict(headers)
@@ -151,7 +152,7 @@ class Http:
 
     def open(self, context: SinkContext) -> Opened:
         if context.output_mode == "complete":
-            raise PipelineError(f"{self.describe()}: the output mode complete needs delta(), iceberg() or sql()")
+            raise PipelineError(f"{self.describe()}: output_mode 'complete' needs the sink delta(), iceberg() or sql()")
         return OpenedHttp(self, context.query)
 
     def load(self, context: SourceContext) -> "DataFrame":
