@@ -8,7 +8,7 @@ class OptionError(ValueError):
 
 
 class SchemaError(ValueError):
-    """The columns that are read or written do not fit the columns of a topic."""
+    """A column, a value in it, a schema or an option of a format is missing or cannot be used."""
 
 
 class WriteError(RuntimeError):

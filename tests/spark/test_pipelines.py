@@ -226,7 +226,7 @@ def test_the_order_of_the_sinks_does_not_change_which_query_writes_the_dead_lett
     process(["second", "first"])
     assert [sink.written for sink in sinks.values()] == [[0], [0, 0]]
     assert letters_of(log, dead) == [("sales", "broken")]
-    with pytest.raises(PipelineError, match="its sink first writes the dead letters of the source sales, but now no"):
+    with pytest.raises(PipelineError, match="its sink first wrote the dead letters of the source sales, but now the"):
         process(["second"])
 
 

@@ -42,8 +42,8 @@ class Throughput(NamedTuple):
     seconds: float
     points: list[Point]
     latencies_ms: list[float]
-    """Times from the produce call to the acknowledgement for a sample of the records, sorted; empty for a measurement
-    of reads."""
+    """For a sample of the records, the times from the produce call to the acknowledgement, sorted; empty for a
+    measurement of reads."""
 
 
 class Latency(NamedTuple):
@@ -160,8 +160,8 @@ def measure_consume(connection: ConnectionOptions, topic: str, records: int, sho
             meter.update(read, size_bytes)
         if not read:
             raise CommandError(f"topic {topic} has no readable record")
-        # The end of a partition is reported after a fetch that waits for more records. This wait is not part of the
-        # result, which ends with the last record.
+        # After the last record, a fetch waits for more records before librdkafka reports the end of the partition. The
+        # result does not contain this wait: it ends when consume() has returned the last record.
         return meter.result(read, [], size_bytes, last_arrival_s)
     finally:
         consumer.close()
@@ -286,7 +286,7 @@ def wait_until_reading(producer: "Producer", consumer: "Consumer", topic: str) -
 
 
 class ThroughputMeter:
-    """Collects the points of a throughput curve, and passes each point to `show` as it is added."""
+    """Collects the points of a throughput curve, and passes each point to `show` when it is added."""
 
     def __init__(self, record_bytes: int, show: ShowPoint) -> None:
         self.record_bytes = record_bytes

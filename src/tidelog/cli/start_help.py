@@ -32,7 +32,7 @@ def start(
         ),
     ] = None,
     log_level: Annotated[
-        str, typer.Option(metavar="LEVEL", help="What is logged to stderr: debug, info, warning or error.")
+        str, typer.Option(metavar="LEVEL", help="Lowest level that is logged to stderr: debug, info, warning or error.")
     ] = "info",
     json: Annotated[bool, typer.Option("--json", help="Print the lines on stdout as JSON.")] = False,
 ) -> None:

@@ -48,10 +48,10 @@ class DeadLetters:
         positions: Callable[[], Sequence[str | None]],
         counts: Callable[[], Mapping[str, Counts]],
     ) -> None:
-        """`sources` maps parameters to the sources whose dead letters this query writes; each has a value format.
-        `positions` returns one item for each source in the checkpoint, in the same order: its parameter if it is in
-        `sources`, otherwise None. `counts` returns the counts of the current micro-batch by parameter; an empty mapping
-        if they are unknown.
+        """`sources` maps parameters to the sources whose dead letters this query writes. Each of these sources has a
+        value format. `positions` returns one item for each source in the checkpoint, in the same order: the source's
+        parameter, or None if `sources` does not contain this parameter. `counts` returns the counts of the current
+        micro-batch by parameter; an empty mapping if they are unknown.
         """
         self._topic = topic
         self._context = context
@@ -118,9 +118,9 @@ def letter_writers(
             writers[source] = reading[0]
         elif writer is not None and writer not in reading:
             raise PipelineError(
-                f"pipeline {pipeline}: the query of its sink {writer} writes the dead letters of the source"
-                f" {source}, but now no sink of this name has a query that reads this source: restore the sink and its"
-                f" name, or begin again with: tidelog pipeline replay {pipeline} --from TIME"
+                f"pipeline {pipeline}: in earlier runs, the query of its sink {writer} wrote the dead letters of the"
+                f" source {source}, but now the pipeline has no sink {writer} whose query reads this source: restore"
+                f" the sink and its name, or begin again with: tidelog pipeline replay {pipeline} --from TIME"
             )
     return writers
 

@@ -8,11 +8,13 @@ only one partition.
 `change_roles` does not wait for `apply` (see `metadata/publisher.py`), so the roles may correspond to a newer image
 than the files. Therefore `apply` looks at the newest image in these places:
 
-- A log that is opened gets the role in the newest image. A partition that this broker does not have any more in the
-  newest image is not opened.
+- A partition whose log is opened gets its role from the newest image. A partition that this broker does not have any
+  more in the newest image is not opened.
 - The log of a partition that was removed from this broker is kept if this broker has the partition again in the newest
-  image: the replica may already fetch or lead with this log. The log is as good as the log of a follower that was away.
-- A partition always has the `min.insync.replicas` of the newest image: a leader gets it with its role.
+  image: the replica may already fetch or lead with this log. Like the log of a follower that was offline, this log may
+  differ from the leader's log, and fetching corrects it.
+- A partition whose settings change gets the `min.insync.replicas` of the newest image, because a leader may have got
+  this value with its role already.
 
 The partitions of a deleted topic go offline in `change_roles`, since their logs may be removed much later.
 """
@@ -111,8 +113,8 @@ class Reconciler:
                 if before is not state and before != state:
                     changed = self._partitions.find(name, index)
                     if changed is not None and changed.topic_id == topic.topic_id:
-                        # If the image has several changes of the partition, the leader epoch may have begun with an
-                        # earlier one of them.
+                        # If the image has several changes of the partition, the leader epoch may have begun before the
+                        # last change.
                         is_late = state.partition_epoch != before.partition_epoch + 1
                         self._apply_role(changed, state, is_late=is_late)
                         leads_more |= before.leader != self._node_id and state.leader == self._node_id
@@ -122,7 +124,7 @@ class Reconciler:
             self._end_roles(topic)
 
     def _end_roles(self, topic: "TopicImage") -> None:
-        """Let the partitions of a deleted topic serve no more clients. There may be a new topic of this name."""
+        """Let the partitions of a deleted topic stop serving clients. A new topic may already have the same name."""
         self._partitions.topic_names.pop(topic.topic_id, None)
         for index in range(len(topic.partitions)):
             partition = self._partitions.find(topic.name, index)
@@ -187,8 +189,10 @@ class Reconciler:
 
     async def apply(self, old: "MetadataImage", new: "MetadataImage") -> None:
         """Open new partitions, remove partitions of which this broker has no replica any more, and apply changed
-        settings. Call this after `change_roles` for the same images, and for each pair of images in the same order.
-        Returns when every new partition has its role.
+        settings. Returns when every new partition has its role.
+
+        Call `change_roles` with the same two images first. If several images follow one another, call both functions in
+        the order of the images.
         """
         async with self._lock:
             await self._apply(old, new)
@@ -204,7 +208,7 @@ class Reconciler:
             )
         await self._remove_deleted_topics(old, new)
         to_open: list[tuple[TopicImage, int, LogConfig, bool]] = []
-        removed: dict[int, list[tuple[TopicImage, int]]] = {}  # by the delay before their files are deleted
+        removed: dict[int, list[tuple[TopicImage, int]]] = {}  # keys: delay in ms before the files are deleted
         checked_partitions = 0
         for name, topic in new.topics.items():
             previous = old.topics.get(name)
@@ -224,7 +228,7 @@ class Reconciler:
                     await self._runtime.tasks.sleep(0)
                 partition = self._partitions.find(name, index)
                 was_here = index < len(states_before) and self._node_id in states_before[index].replicas
-                # A partition that is not here in `new` gets the settings, too, since its log may be kept.
+                # A partition that this broker does not have in `new` gets the settings, too: its log may be kept.
                 if partition is not None and not is_configured:
                     await self._configure(partition, config)
                 elif (name, index) in self.to_reopen:
@@ -247,7 +251,7 @@ class Reconciler:
         partition.configure(config.with_min_insync_replicas(self._newest_min_isr(partition)))
 
     async def _remove_deleted_topics(self, old: "MetadataImage", new: "MetadataImage") -> None:
-        removed: dict[int, list[tuple[TopicImage, int]]] = {}  # by the delay before their files are deleted
+        removed: dict[int, list[tuple[TopicImage, int]]] = {}  # keys: delay in ms before the files are deleted
         for topic in _deleted_topics(old, new):
             self._partitions.topic_names.pop(topic.topic_id, None)
             self._partitions.shared.warned_too_large.pop(topic.name, None)
@@ -287,8 +291,9 @@ class Reconciler:
         partitions.answer_followers_soon()
 
     async def _withdraw_synced_mark(self, configs: Iterable["LogConfig"]) -> None:
-        """If partitions with these settings may acknowledge records that are not synced, withdraw the synced mark: the
-        note on the disks which says that all records that this broker has acknowledged are synced.
+        """Withdraw the synced mark if partitions with these settings may acknowledge records that are not synced.
+
+        While the mark is on the disks, all records that this broker has acknowledged are synced.
         """
         mark = self._partitions.synced_mark
         if mark is not None and any(config.durability != "fsync" for config in configs):
@@ -340,7 +345,7 @@ class Reconciler:
         """Try to open the partitions that could not be opened because of a full disk or another temporary error.
         Returns whether any could be opened.
         """
-        if not self.to_reopen or self._lock.locked():  # if the lock is held, the next interval tries again
+        if not self.to_reopen or self._lock.locked():  # if the lock is held, a later call tries again
             return False
         async with self._lock:
             count = len(self.to_reopen)
@@ -356,8 +361,7 @@ class Reconciler:
             return len(self.to_reopen) < count
 
     async def replace_log(self, key: TopicPartition, may_be_replaced: Callable[["PartitionState"], bool]) -> None:
-        """Put the log of a partition aside and open an empty log, if the newest state of the partition still allows
-        this.
+        """Remove the log of a partition and open an empty log, if the newest state of the partition still allows this.
         """
         async with self._lock:
             topic, applied = self._image.topics.get(key.topic), self._applied.topics.get(key.topic)
@@ -375,8 +379,8 @@ class Reconciler:
 
     async def _remove(self, removed: list[tuple["TopicImage", int]], delay_ms: int, *, replaces: bool = False) -> None:
         """Remove partitions whose topic is deleted or of which this broker has no replica any more. With `replaces`,
-        remove partitions whose logs are to be replaced. Otherwise a partition stays if this broker has a replica of it
-        again in the newest image.
+        remove partitions whose logs are to be replaced. Without `replaces`, a partition stays if this broker has a
+        replica of it again in the newest image.
 
         All partitions are removed together, so that they share the syncs of their directories.
         """

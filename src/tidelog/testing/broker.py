@@ -40,7 +40,7 @@ class RunningBroker(Protocol):
         """End the broker as kill -9 does. Raises RuntimeError if that is not possible."""
 
     def log(self) -> str:
-        """Return the broker's log, if it is separate from the log of this process."""
+        """Return the broker's log, or "" if the broker writes to the log of this process."""
 
 
 class Broker(OwnedByProcess):
@@ -48,18 +48,18 @@ class Broker(OwnedByProcess):
     the block ends.
 
     `with Broker() as broker:` and `async with Broker() as broker:` do the same; the asynchronous form does not block
-    the caller's event loop. Without `data`, the records are in a temporary directory. This directory is deleted at
-    the end, even if the program ends without stopping the broker. A directory that was passed as `data` is not deleted.
-    `settings` has Kafka's names (`{"num.partitions": 3}`). The environment's TIDELOG_ variables are ignored, so that
-    a test gets the same broker everywhere.
+    the caller's event loop. Without `data`, the records are in a temporary directory. This directory is deleted when
+    the broker is stopped, or when the program ends without stopping the broker. A directory that was passed as `data`
+    is not deleted. `settings` has Kafka's names (`{"num.partitions": 3}`). The environment's TIDELOG_ variables are
+    ignored, so that a test gets the same broker everywhere.
 
     Without `process`, the broker runs its own event loop in its own thread. It does not change signal handlers, the
     configuration of logging or the loop policy, and any number of brokers can run at the same time. With
     `process=True` it is a child process, which always ends when this process ends, even if this process is killed.
 
     A running broker belongs to the process that started it, its owner. A process that is forked from the owner may be
-    a client, through `bootstrap`, and may start brokers of its own. In the forked process, `stop` and the end of the
-    block do not affect the owner's broker, and `start`, `restart` and `kill` raise RuntimeError.
+    a client, through `bootstrap`, and may start brokers of its own. In the forked process, `stop` of the
+    owner's `Broker` and the end of its block do nothing, and its `start`, `restart` and `kill` raise RuntimeError.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Broker(OwnedByProcess):
     ) -> None:
         for name in ("listeners", "log.dirs", "log.dir"):
             if name in settings:
-                raise ValueError(f"{name} is set by host, port and data")
+                raise ValueError(f"{name} cannot be in settings: use the parameters host, port and data")
         super().__init__(data)
         self.process = process
         self.settings = TEST_SETTINGS | {name: setting_text(value) for name, value in settings.items()}

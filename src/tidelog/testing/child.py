@@ -103,7 +103,7 @@ class BrokerProcess:
     def _read_line(self) -> str:
         """Return the only line that the broker prints on stdout, or "" if the broker ended without printing one.
 
-        Raises BrokerFailedError after START_S.
+        Raises BrokerFailedError if the broker has printed no line after START_S seconds.
         """
         assert self._process.stdout is not None
         pipe = self._process.stdout
@@ -132,11 +132,12 @@ class BrokerProcess:
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without the TIDELOG_ variables, which may be broker settings.
 
-    If this package is not installed, its directory is added to PYTHONPATH, so that the child process finds it.
+    If this package is not installed, the directory that contains it is added to PYTHONPATH, so that the child process
+    finds it.
     """
-    package = str(Path(tidelog.__file__).parents[1])
+    packages = str(Path(tidelog.__file__).parents[1])
     variables = {name: value for name, value in environment.items() if not name.startswith("TIDELOG_")}
-    if "site-packages" not in package:
+    if "site-packages" not in packages:
         path = variables.get("PYTHONPATH")
-        variables["PYTHONPATH"] = f"{path}{os.pathsep}{package}" if path else package
+        variables["PYTHONPATH"] = f"{path}{os.pathsep}{packages}" if path else packages
     return variables

@@ -270,9 +270,7 @@ def test_the_query_that_writes_the_dead_letters_of_a_source_remains(tmp_path: Pa
     assert writers(readers) == {"orders": "a", "returns": "b"}
     assert writers(dict(reversed(readers.items()))) == {"orders": "a", "returns": "b"}
     assert writers({"new": {"orders", "unread"}} | readers) == {"orders": "a", "returns": "b", "unread": "new"}
-    with pytest.raises(
-        PipelineError, match=r"its sink a writes the dead letters of the source orders, but now no sink"
-    ):
+    with pytest.raises(PipelineError, match=r"its sink a wrote the dead letters of the source orders, but now the"):
         writers({"b": {"orders", "returns"}, "new": {"unread"}})
     state.reset()
     assert state.letter_writers(identity) == {}

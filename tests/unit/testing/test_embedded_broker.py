@@ -339,7 +339,7 @@ def test_a_program_that_forgets_to_stop_it_leaves_no_directory(
 
 @pytest.mark.parametrize("name", ["listeners", "log.dirs", "log.dir"])
 def test_settings_that_are_arguments(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} is set by host, port and data"):
+    with pytest.raises(ValueError, match=f"{name} cannot be in settings: use the parameters host, port and data"):
         Broker(settings={name: "x"})
 
 

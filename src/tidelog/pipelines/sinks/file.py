@@ -37,18 +37,19 @@ def file(
     object store, whose options are `storage_options`. For `lines`, the rows must have one column, of type string.
     `files` is the number of files that a micro-batch writes; without it, each task writes one file.
 
-    As a source: each file is read once, so it must be complete when it appears in the directory: write it elsewhere and
-    rename it. With `tail`, files of lines are read while other programs append to them. The columns are then `value`,
-    `path` and `position`. The position is the number of bytes before the line in the file. `schema` names the columns
-    of JSON and CSV files. Without it, they are inferred from the files that exist when the pipeline starts. A line that
-    is malformed or does not fit the schema stops the pipeline, unless `options` contain Spark's option `mode`.
+    As a source: each file is read once, so it must be complete when it appears in the directory: write it in another
+    directory, and then rename it into this one. With `tail`, files of lines are read while other programs append to
+    them. The columns are then `value`, `path` and `position`. The position is the number of bytes before the line in
+    the file. `schema` names the columns of JSON and CSV files. Without it, they are inferred from the files that exist
+    when the pipeline starts. A line that is malformed or does not fit the schema stops the pipeline, unless `options`
+    contain Spark's option `mode`.
 
     Raises PipelineError if the arguments are not consistent.
     """
     if format not in SUFFIXES:
         raise PipelineError(f"file {path}: the format {format!r} is not one of {', '.join(SUFFIXES)}")
     if tail and format != "lines":
-        raise PipelineError(f"file {path}: tail needs the format lines: parse the column `value` in the pipeline")
+        raise PipelineError(f"file {path}: tail needs format='lines': parse the column `value` in the pipeline")
     if files is not None and files < 1:
         raise PipelineError(f"file {path}: files is {files}, and must be at least 1")
     location, storage = file_location("file", path, storage_options)
