@@ -37,8 +37,8 @@ class Producer:
 
 
 class Producers:
-    """The producers of one Python worker process, one for each cluster. A broker remembers each producer id for a
-    day. Therefore all tasks of the process, which run one after the other, share these producers.
+    """The producers of one Python worker process, one for each cluster. A broker keeps the state of each producer id in
+    memory for a day. To use few ids, all tasks of the process, which run one after the other, share these producers.
     """
 
     def __init__(self) -> None:

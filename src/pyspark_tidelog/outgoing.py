@@ -38,7 +38,7 @@ _TRANSACTIONAL = 0x10
 """Bit of the attributes that marks a batch of a transaction."""
 _PRODUCER = Struct(">qhii")
 _PRODUCER_AT = 43
-"""Position of the producer's id and epoch, the base sequence number, and the number of records."""
+"""Position of the fields in _PRODUCER: the producer's id and epoch, the base sequence number, the number of records."""
 
 Columns: TypeAlias = Mapping[str, pa.Array]
 
@@ -101,8 +101,8 @@ class BatchEncoder:
         """Return the partition of each of these rows.
 
         A row's partition is the value of the partition column. If this value is missing, the row's key determines
-        the partition. If the key is missing, too, the row gets the next partition in turn. Raises SchemaError if the
-        partition column contains a partition that the topic does not have.
+        the partition. If the key is missing, too, `_partitions_in_turn` assigns the partition. Raises SchemaError if
+        the partition column contains a partition that the topic does not have.
         """
         count = self._partition_count(topic)
         targets = np.full(len(records.keys.valid), BY_KEY, np.int32)
@@ -185,8 +185,9 @@ class BatchEncoder:
 
 
 def stamp(batch: bytearray, producer_id: int, producer_epoch: int, sequence: int, *, is_transactional: bool) -> int:
-    """Assign a finished batch to a producer, and perhaps to its transaction: write the producer's id and epoch, the
-    sequence number of the first record, and the CRC into the header of the batch. Return the number of records.
+    """Assign a finished batch to a producer: write the producer's id and epoch, the sequence number of the first
+    record, and the CRC into the header of the batch. With `is_transactional`, also mark the batch as part of a
+    transaction. Return the number of records.
     """
     (attributes,) = _ATTRIBUTES.unpack_from(batch, _CRC_FROM)
     count: int = _PRODUCER.unpack_from(batch, _PRODUCER_AT)[3]
@@ -227,8 +228,8 @@ character, Python by three."""
 
 
 def _valid_text(strings: pa.Array) -> pa.Array:
-    """Return the strings of an array without nulls, with U+FFFD instead of bytes that are not valid UTF-8, as in Java.
-    Spark does not check strings, and Python cannot decode such bytes.
+    """Return the strings with U+FFFD instead of bytes that are not valid UTF-8, as in Java. The array must not contain
+    nulls. Spark does not check strings, and Python cannot decode such bytes.
     """
     try:
         strings.validate(full=True)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FETCH_BYTES_MIN = 64 << 10
-"""The lowest limit that a fetch sets for the bytes of its records, unless kafka.max.partition.fetch.bytes is lower."""
+"""A fetch allows at least this number of bytes of records in its answer, unless kafka.max.partition.fetch.bytes is
+smaller."""
 RECORD_BYTES_GUESS = 256
 """Expected size of a record, in bytes, before the first records have been fetched."""
 ESTIMATE_FACTOR = 1.2
@@ -128,9 +129,9 @@ class RangeReader:
 
         The records existed when the range was planned. Either the next fetches return them, or they were lost, for
         example in an unclean leader election. If no fetch returns records within the client's
-        `default_api_timeout_ms`, decide by the end of the log: if the log continues after the position, raise GaveUp,
-        otherwise report the loss and end the range. (`batch_reader` sets this timeout to the poll timeout.) If the
-        answer has bytes but no complete batch, raise DamagedBatch at once.
+        `default_api_timeout_ms`, compare the position with the offset at which the log ends: if the log continues after
+        the position, raise GaveUp, otherwise report the loss and end the range. (`batch_reader` sets this timeout to
+        the poll timeout.) If the answer has bytes but no complete batch, raise DamagedBatch at once.
         """
         if len(fetched.records):
             raise damaged(self._partition, self._position, "the broker sent less than one complete record batch")

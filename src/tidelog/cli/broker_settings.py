@@ -32,7 +32,7 @@ SOURCE_START, SOURCE_DEFAULT = 4, 5
 """Sources of a value in DescribeConfigs (KIP-226). START means that the value was set when the broker started. DEFAULT
 means that the value is the default."""
 SOURCES = 7
-"""The sources that `origin` can name are smaller than this number. Source 0 means that the source is not known."""
+"""Sources are numbers below this one. The function `origin` has a text for each. Source 0 means "not known"."""
 SET, DELETE = 0, 1
 """Operations of IncrementalAlterConfigs."""
 ALL_BROKERS = ""
@@ -54,7 +54,9 @@ class RefusedError(CommandError):
 
 
 class Layer(NamedTuple):
-    """A value of a setting, and the place where the value was set. Lists begin with the highest precedence."""
+    """A value of a setting, and the place where the value was set. A list of layers begins with the one that has the
+    highest precedence.
+    """
 
     name: str
     value: str | None
@@ -93,13 +95,15 @@ class BrokerSetting(NamedTuple):
 
     @property
     def is_own(self) -> bool:
-        """Whether the setting was altered for the described broker alone, not for all brokers."""
+        """Whether a value of this setting was set for the described broker alone. In addition, another value may be set
+        for all brokers.
+        """
         return any(layer.name == self.name and layer.origin == "broker" for layer in self.layers)
 
     @property
     def is_from_start(self) -> bool:
         """Whether the broker was started with this value. The origin of such a value can be any text (see
-        `start_place`), so all other origins are excluded instead.
+        `start_place`). Therefore the code checks that the value's origin is not the text of any other source.
         """
         return self.origin not in [origin(source) for source in range(SOURCES) if source != SOURCE_START]
 

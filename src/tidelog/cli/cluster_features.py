@@ -14,8 +14,8 @@ UPGRADE = 1
 METADATA_VERSION = "metadata.version"
 """Every cluster has a feature whose name ends with this: `tidelog.metadata.version`, in Kafka `metadata.version`."""
 ALONE = (
-    "This broker is alone: it does not share its metadata store with others, so it has no tidelog.metadata.version. "
-    "To grow it into a cluster, see docs/cluster.md."
+    "This broker is alone: it does not share its metadata store with other brokers, so it does not have the feature "
+    "tidelog.metadata.version. To grow it into a cluster, see docs/cluster.md."
 )
 
 

@@ -102,8 +102,8 @@ class TopicReader:
     def join(self, group: str, reset: str) -> None:
         """Read as a member of `group`. `reset` is the policy for partitions without a commit: "earliest" or "latest".
 
-        Raises CommandError when the topic does not exist or the group's coordinator is offline, and UsageError for a
-        setting that no member may have.
+        Raises CommandError when the topic does not exist or the group's coordinator is offline, and UsageError if the
+        user has set one of OWN_SETTINGS.
         """
         check_member_settings(self.connection.settings)
         offline_partitions = offline.offline_partitions_of(cluster.describe(self.client, [self.topic]))
@@ -189,8 +189,8 @@ class TopicReader:
         return not self.reader.positions or (self.until_end and not self.pending_ends)
 
     def unknown_starts(self) -> list[str]:
-        """Return a line for each partition that the group has assigned to this member and whose start is not known.
-        Partitions that were reported as offline are left out.
+        """Return a line for each partition that is assigned to this member but is not read, because the offset where
+        reading starts cannot be listed. Partitions that were reported as offline are left out.
         """
         if self.member is None:
             return []
@@ -419,7 +419,8 @@ class GroupMember:
         settings: dict[str, Any] = {
             "group.id": group,
             "enable.auto.commit": True,
-            "enable.auto.offset.store": False,  # `store` stores the offsets, so that only printed records are committed
+            # The method `store` stores offsets instead, so that only offsets of printed records are committed.
+            "enable.auto.offset.store": False,
         }
         self._consumer: Consumer = connection.consumer(settings)
         self._consumer.subscribe([topic], on_assign=self._on_assign, on_revoke=self._on_revoke)
@@ -487,10 +488,10 @@ class GroupMember:
                 else:
                     raise client_error(offset, f"group {self.group}, topic {self.topic}, partition {number}")
             if uncommitted and self.reset == "error":
-                partitions = ranges([number for _, number in uncommitted])
+                partitions = offline.partitions_text({self.topic: [number for _, number in uncommitted]})
                 raise CommandError(
-                    f"group {self.group} has no committed offset in {self.topic} {partitions}, and auto.offset.reset is"
-                    " error: tidelog group reset-offsets sets one"
+                    f"group {self.group} has no committed offset for {partitions}, and auto.offset.reset=error does not"
+                    " select another offset; tidelog group reset-offsets sets a committed offset"
                 )
             timestamp = EARLIEST if self.reset in ("earliest", "smallest", "beginning") else LATEST
             offsets, failures = cluster.list_offsets(self.client, dict.fromkeys(uncommitted, timestamp))
@@ -503,14 +504,14 @@ class GroupMember:
             partitions = "partition" if len(unstable) == 1 else "partitions"
             print_notes(
                 [
-                    f"waiting for the end of a transaction with the offset of {partitions} {ranges(unstable)} in group"
-                    f" {name_text(self.group)}. tidelog transaction list --state ongoing shows open transactions;"
-                    " tidelog transaction abort ends one."
+                    f"waiting for the end of a transaction that contains an offset of group {name_text(self.group)} for"
+                    f" {partitions} {ranges(unstable)}. tidelog transaction list --state ongoing shows open"
+                    " transactions; tidelog transaction abort ends one."
                 ]
             )
 
     def store(self, partition: int, offset: int) -> None:
-        """Mark the offsets before `offset` as printed, so that librdkafka commits them.
+        """Let librdkafka commit `offset`, because the records before this offset have been printed.
 
         Raises CommandError if librdkafka refuses the offset.
         """

@@ -1,4 +1,4 @@
-"""Poll a cluster in a thread while the caller shows the results, even during an outage of the cluster.
+"""Poll a cluster in a thread while the caller shows the results. An outage of the cluster does not block the caller.
 
 One request may wait up to `cli.connection.ANSWER_MS` for an answer. The caller does not wait for the request, so it
 can report the duration of the outage meanwhile, and it can stop immediately.
@@ -81,7 +81,7 @@ class Poller(Generic[T]):
         """Return a new result; None if no result arrives within the timeout, or if a call failed because of the
         cluster.
 
-        Raises any error before the first result, and any error that is not an error of the cluster.
+        If a call failed before the first result, or for a reason other than the cluster, its error is raised.
         """
         try:
             result = self._results.get(timeout=timeout_s)

@@ -1,4 +1,4 @@
-"""Errors about data on the disk. Errors that a peer causes are in `tidelog.wire.errors`."""
+"""Errors about data on the disk. The exceptions for the protocol's error codes are in `tidelog.wire.errors`."""
 
 
 class CorruptLog(Exception):

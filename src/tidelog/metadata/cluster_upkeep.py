@@ -1,5 +1,6 @@
 """The changes that the active controller of a cluster makes without a request: it fences the brokers whose leases have
-ended, completes the elections of the previous controller, and makes preferred replicas leaders again.
+ended, completes the leader elections that the previous controller left unfinished, and makes preferred replicas
+leaders again.
 """
 
 import logging
@@ -103,8 +104,8 @@ class ClusterUpkeep:
                 logger.warning("broker fenced, its lease has ended node=%d epoch=%d", number, broker.epoch)
 
     async def _elect_leaderless(self) -> bool:
-        """Elect leaders of partitions without a leader, where the current settings allow this. After a change of
-        `unclean.leader.election.enable`, the previous controller may not have completed these elections.
+        """Elect leaders of partitions without a leader, where the current settings allow this. Perhaps the previous
+        controller did not complete these elections after a change of `unclean.leader.election.enable`.
 
         Returns whether the elections are complete.
         """

@@ -1,4 +1,6 @@
-"""The requests of a mirror to one cluster: topics, their settings, and which offsets of a partition hold records."""
+"""The requests that a mirror sends to one cluster, about topics, their settings, the records of partitions, and the
+offsets of these records.
+"""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -190,7 +192,7 @@ def _raise_error(code: int, message: str | None, problem: str) -> None:
 
 
 def _wait(deadline: float, problem: str) -> None:
-    """Wait before another attempt. Raises PipelineError after the deadline, a time of `time.monotonic`."""
+    """Wait before another attempt. Raises PipelineError if `time.monotonic()` is greater than `deadline`."""
     if time.monotonic() > deadline:
         raise PipelineError(problem)
     time.sleep(0.02)

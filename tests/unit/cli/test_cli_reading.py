@@ -148,8 +148,8 @@ def test_the_policy_error_of_librdkafka_is_not_taken_for_the_end() -> None:
     stage.member.reset = "error"
     stage.consumer.assign(0, 1)
     assert stage.run() == (
-        "group g has no committed offset in orders 0-1, and auto.offset.reset is error:"
-        " tidelog group reset-offsets sets one"
+        "group g has no committed offset for partitions 0-1 of orders, and auto.offset.reset=error does not"
+        " select another offset; tidelog group reset-offsets sets a committed offset"
     )
 
 

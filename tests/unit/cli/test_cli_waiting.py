@@ -80,8 +80,9 @@ def test_a_member_waits_for_a_transaction_with_the_offsets_of_its_group(commits:
         command = [*CONSUME, "--group", "billing", "-B", "-e"]
         with on_a_terminal(command, os.environ | {"TIDELOG_BOOTSTRAP": broker.bootstrap}) as reader:
             reader.expect(
-                "Note: waiting for the end of a transaction with the offset of partition 0 in group billing. tidelog"
-                " transaction list --state ongoing shows open transactions; tidelog transaction abort ends one.\n"
+                "Note: waiting for the end of a transaction that contains an offset of group billing for"
+                " partition 0. tidelog transaction list --state ongoing shows open transactions; tidelog transaction"
+                " abort ends one.\n"
             )
             producer.commit_transaction(20) if commits else producer.abort_transaction(20)
             reader.expect(f"^{first}\n")
