@@ -1,4 +1,4 @@
-"""Two decoders convert record batches to Arrow columns. This module contains their common types and chooses one."""
+"""Choose one of the two decoders that convert record batches to Arrow columns, and define their common types."""
 
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias

@@ -11,11 +11,12 @@ from typing import Literal
 
 
 def exempt_imported_objects(action: Literal["read", "write"]) -> None:
-    """Exempt all objects of a Spark worker from later garbage collections. Do nothing in other processes.
+    """Exempt all existing objects of a Spark worker from later garbage collections. Do nothing in other processes.
 
-    Call this at the end of a task. The first task of each action imports modules and loads machine code. Therefore
-    only the first call for each action has an effect. Objects that become unreachable after it are still freed, unless
-    they are part of a reference cycle that existed at the call.
+    Call this at the end of a task; `action` says what the task did. The first task that reads and the first task that
+    writes import modules and load machine code. Therefore only the first call with each `action` has an effect. An
+    exempted object is still freed when its reference count becomes 0. But a reference cycle of exempted objects is
+    never freed.
     """
     from pyspark import TaskContext
 

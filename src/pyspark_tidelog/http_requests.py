@@ -1,6 +1,7 @@
 """Sends requests over HTTP with limits, and repeats them after failures that may be temporary.
 
-The schema registry and the pipelines' `http()` use it. Requests are sent by drivers and by tasks on executors.
+The clients of schema registries and the pipelines' `http()` use this module. Requests are sent by drivers and by tasks
+on executors.
 """
 
 import random
@@ -19,7 +20,8 @@ REPEATED_STATUS = frozenset({408, 429})
 """Statuses from 400 to 499 after which a request is repeated. After any other status from 400 to 499, a repeated
 request would get the same status."""
 NEVER_REPEATED_STATUS = frozenset({501, 505})
-"""Statuses from 500 on after which a request is not repeated, because the server does not support it at all."""
+"""Statuses of 500 or more which mean that the server does not support the request at all. After these statuses, the
+request is not repeated."""
 REDIRECT_STATUS = frozenset({301, 302, 303, 307, 308})
 ANSWER_SHOWN_MAX = 200
 """Upper bound on the bytes of an answer that are quoted in the message of a failure."""
@@ -41,7 +43,7 @@ class Limits(NamedTuple):
     """Longest wait for the connection, for each part of the answer, and, after the headers, for the whole body."""
     answer_bytes_max: int
     first_pause_s: float
-    """Pause after the first failure. Each further pause is twice as long."""
+    """Upper bound on the pause after the first failure. Each further failure doubles it, up to `pause_max_s`."""
     pause_max_s: float
 
 

@@ -35,7 +35,7 @@ def decode_column(value: "Column", codec: Codec, schema: "StructType") -> "Colum
 
     kind = StructType([StructField("record", schema), StructField("error", StringType())])
 
-    # Spark calls this function once for each task, so a task compiles its schemas only once.
+    # Spark calls this function only once for each task, so a task converts `schema` to an Arrow type only once.
     def decode(batches: "Iterator[pa.Array]") -> "Iterator[pa.Array]":
         record_type = to_arrow_type(schema, timezone="UTC")
         for values in batches:

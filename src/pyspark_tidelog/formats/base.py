@@ -83,7 +83,7 @@ class Separated(NamedTuple):
     """The two results of `decoded`."""
 
     records: "DataFrame"
-    """The fields of each record, and the column `kafka`: a struct of the other columns of the frame."""
+    """The fields of each record, and the column `kafka`: a struct of the frame's columns except the decoded one."""
     corrupt: "DataFrame"
     """The rows whose value cannot be decoded: all columns of the frame, and the column `error` with the reason."""
 
@@ -166,8 +166,8 @@ def missing_fields(record: "Column", declared: "StructType") -> "Column":
 
 
 def _requirements(value: "Column", kind: "DataType", name: str) -> "Iterator[tuple[str, Column]]":
-    """Yield the required parts of a value: the name of the part, and whether it is missing. Parts of a null value are
-    not missing.
+    """Yield the required parts of a value: the name of the part, and whether it is missing. If the value itself is
+    null, none of its parts is regarded as missing.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.types import ArrayType, MapType, StructType

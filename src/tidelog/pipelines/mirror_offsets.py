@@ -1,9 +1,9 @@
 """Translate offsets of a source partition to offsets of its mirrored partition. Pure: no I/O.
 
 A mirrored record usually has another offset than its source, because control records, aborted records and gaps after
-compaction occupy offsets in one cluster only. Therefore the mirror stores segments. A segment describes records that
-have consecutive offsets in both clusters. Successive segments of a partition form an entry, which is one record in the
-mirror's own topic.
+compaction occupy offsets in one cluster only. Therefore the mirror stores segments. They are not segments of a log: a
+segment describes records that have consecutive offsets in both clusters. Successive segments of a partition form an
+entry, which is one record in the mirror's own topic.
 """
 
 from bisect import bisect_right
@@ -13,7 +13,8 @@ from typing import NamedTuple
 SEGMENTS_PER_ENTRY_MAX = 5_000
 """Upper bound on the segments of one entry, so that an entry fits into one record of the mirror's topic."""
 SEGMENTS_MAX = 100_000
-"""Upper bound on the segments of one partition. If there are more, every second entry of the older half is removed."""
+"""Upper bound on the segments of one partition. If there are more, every second entry in the older half of the
+partition's entries is removed."""
 
 
 class Run(NamedTuple):
@@ -34,7 +35,7 @@ class Segment(NamedTuple):
 
 
 class CountsDiffer(Exception):
-    """The two clusters do not have the same number of records."""
+    """The source runs and the target runs do not contain the same number of records."""
 
     def __init__(self, source_records: int, target_records: int) -> None:
         super().__init__(f"{source_records} source records, {target_records} target records")
@@ -135,8 +136,8 @@ class PartitionOffsets:
         self._count += len(entry.segments)
 
     def remove_surplus(self) -> list[Entry]:
-        """If there are more than SEGMENTS_MAX segments, remove every second entry of the older half, and return the
-        removed entries. The oldest entry is never removed.
+        """If there are more than SEGMENTS_MAX segments, remove every second entry in the older half of the entries.
+        Return the removed entries. The oldest entry is never removed.
         """
         if self._count <= SEGMENTS_MAX:
             return []
@@ -151,9 +152,10 @@ class PartitionOffsets:
         """Return the offset in the mirrored partition from which a reader continues if its next offset in the source
         partition is `offset`. Return None if no record has been mirrored.
 
-        The result is exact, unless the entry for `offset` was removed or was made from `coarse_segments`. In both
-        cases, the result is the end of the previous segment, so that the reader reads some records again and misses
-        none. The caller must make sure that all source records before `offset` have been mirrored.
+        The result is exact, unless the entry for `offset` was removed or was made from `coarse_segments`. In these two
+        cases, the result is the end of the last stored segment that begins at or before `offset`. So the reader reads
+        some records again and misses none. The caller must make sure that all source records before `offset` have been
+        mirrored.
         """
         if not self._entries:
             return None

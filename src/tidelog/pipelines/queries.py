@@ -43,7 +43,7 @@ DEAD_LETTER_PARTITIONS = 1
 SOURCES_START_MAX_S = 30.0
 """Upper bound on the wait for a query's sources before the next query starts, in seconds."""
 POLL_S = 0.05
-"""Pause between two looks at the state of a query that starts, in seconds."""
+"""Pause between two checks whether a query has started its sources, in seconds."""
 
 
 class StopRequested(Exception):
@@ -60,7 +60,7 @@ class RunContext(NamedTuple):
     bootstrap: str
     once: bool
     checkpoints: str | None = None
-    """Directory or URI of the checkpoints (see `checkpoints`); None if they are in the state directory."""
+    """Directory or URI of the checkpoints (see checkpoints.py); None if they are in the state directory."""
     settings: Mapping[str, str] = MappingProxyType({})
     """Settings of Spark for the whole run. They override the settings of the pipelines."""
 
@@ -106,7 +106,7 @@ class RunningQuery:
         self._has_written = False
         self._is_closed = False
         self._lock = threading.Lock()
-        """Protects the two fields below, which the thread of the writes and the thread of a stop use."""
+        """Protects the two fields below. Both the thread that writes and the thread that stops the query use them."""
         self._is_writing = False
         self._closes_after_write = False
         self._query: StreamingQuery | None = None
@@ -116,7 +116,7 @@ class RunningQuery:
         self._jvm: Any = None
         self._sources: list[QuerySource] = []
         self._letters_by_batch: dict[int, int] = {}
-        """Number of dead letters of each micro-batch that Spark has not reported yet."""
+        """For each micro-batch that is not in the reports of Spark yet: the number of its dead letters."""
         self.error: Exception | None = None
         """The exception of the write that failed. Spark gets only one line of text about it (see `_write`)."""
 
@@ -205,7 +205,7 @@ class RunningQuery:
         jvm_query: Any = self._query._jsq
         last = jvm_query.lastProgress()
         if last is None or _report_key(json.loads(last.json())) == self._last_report:
-            return  # the list of reports is long, so it is fetched only if there is a new one
+            return  # the list of reports is long, so it is fetched only if there is a new report
         reports = [json.loads(each.json()) for each in jvm_query.recentProgress()]
         keys = [_report_key(each) for each in reports]
         begin = keys.index(self._last_report) + 1 if self._last_report in keys else 0
@@ -310,8 +310,8 @@ def start_queries(
             )
         if not letter_sources:
             raise PipelineError(
-                f"pipeline {pipeline.name}: dead_letters is set, but no source supports it: only topic() with a format,"
-                " as in topic('sales', value=json(...)), puts records aside"
+                f"pipeline {pipeline.name}: dead_letters is set, but no source supports it: only a topic() with a"
+                " format, as in topic('sales', value=json(...)), can have dead letters"
             )
         ensure_topic(run.bootstrap, pipeline.dead_letters, DEAD_LETTER_PARTITIONS, {}, f"pipeline {pipeline.name}", "")
     results = results_of(pipeline, frames)

@@ -4,7 +4,7 @@ STATE/NAME/identity.json           the identity, and where its queries begin
 STATE/NAME/IDENTITY/SINK/          Spark's checkpoint of one query, unless --checkpoints names another place
 STATE/NAME/IDENTITY.SINK.started   exists when the query may have written a micro-batch
 STATE/NAME/IDENTITY.letters.json   for each source, the sink whose query writes the dead letters of this source
-STATE/NAME/obsolete.json           checkpoints outside of the state directory that must still be removed
+STATE/NAME/obsolete.json           checkpoints that must still be removed, and are not in the state directory
 STATE/NAME/status.json             the newest figures of the run
 STATE/NAME/lock                    locked by the process that runs the pipeline
 """
@@ -54,7 +54,7 @@ class PipelineState:
         return (self.directory / "identity.json").exists()
 
     def identity(self) -> Identity | None:
-        """Return the stored identity; None if the pipeline has never run. Raises PipelineError if it is damaged."""
+        """Return the stored identity; None if there is none. Raises PipelineError if the file is damaged."""
         path = self.directory / "identity.json"
         try:
             document = json.loads(path.read_text())
@@ -127,8 +127,9 @@ class PipelineState:
         if checkpoints != stored:
             here, before = (place or str(self.directory) for place in (checkpoints, identity.checkpoints))
             raise PipelineError(
-                f"pipeline {self.pipeline}: its checkpoints are in {before}, not in {here}: name the same place with"
-                f" --checkpoints (leave the option out for the state directory), or begin again with: {replay}"
+                f"pipeline {self.pipeline}: its checkpoints are in {before}, not in {here}: set --checkpoints to the"
+                " place where they are (if it is the state directory, leave the option out), or begin again with:"
+                f" {replay}"
             )
         if not has_offsets(checkpoint):
             raise PipelineError(
@@ -146,7 +147,7 @@ class PipelineState:
         identity = self.identity()
         if identity is not None and identity.checkpoints is not None:
             place = place_of_checkpoints(identity.checkpoints)
-            # This list is written before the identity is removed, because nothing else says where the checkpoints are.
+            # Write this list before the identity is removed. Afterwards, only the list says where the checkpoints are.
             self._write_obsolete([*self.obsolete(), ObsoleteCheckpoints(place, self.pipeline, identity.id)])
         for name in ("identity.json", "status.json"):
             (self.directory / name).unlink(missing_ok=True)
@@ -239,8 +240,8 @@ class PipelineState:
                 continue
             os.close(descriptor)
             raise PipelineError(
-                f"pipeline {self.pipeline} is running already with the state directory {self.directory.parent}: stop"
-                " that process first"
+                f"pipeline {self.pipeline} is running already with the state directory {self.directory.parent}: first"
+                " stop the process that runs it"
             )
         self._lock_descriptor = descriptor
 
@@ -256,7 +257,8 @@ class PipelineState:
         except OSError:
             return False
         try:
-            # With a shared lock, two processes that call `is_running` do not take each other for the run.
+            # The lock is shared. If it were exclusive, and two processes called `is_running` at the same time, one of
+            # them would mistake the other for the process that runs the pipeline.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return True

@@ -252,7 +252,7 @@ class Cluster(OwnedByProcess):
         _run_all([run])  # in another thread, because this thread may be running an event loop
 
     def _forget(self) -> None:
-        """If the data directory is temporary, delete it and forget the brokers' ports."""
+        """Mark the cluster as not started. If the data directory is temporary, also delete it and forget the ports."""
         self._paused.clear()
         if self._remove_temporary():
             self._brokers.clear()

@@ -205,7 +205,7 @@ def test_a_query_that_has_written_does_not_begin_again_without_its_checkpoint(
         check(place)
     complete.append("/the/checkpoint")
     check(place)
-    with pytest.raises(PipelineError, match=r"its checkpoints are in .*, not in hdfs:///x: name the same place"):
+    with pytest.raises(PipelineError, match=r"its checkpoints are in .*, not in hdfs:///x: set --checkpoints to the"):
         check("hdfs:///x")
     state.reset()
     assert not state.has_started(identity)

@@ -52,7 +52,7 @@ class DeltaStore:
     options: tuple[tuple[str, str], ...] = field(repr=False)
     """Options of the object store, as pairs. They may contain secrets."""
     label: str
-    """What error messages call the sink, for example `delta s3://bucket/sales`."""
+    """The name of the sink in error messages, for example `delta s3://bucket/sales`."""
 
     @contextmanager
     def create(self, path: str) -> Iterator[Any]:
@@ -80,7 +80,7 @@ class IcebergStore:
     properties: tuple[tuple[str, str], ...] = field(repr=False)
     """Properties of the catalog, as pairs. They may contain secrets."""
     label: str
-    """What error messages call the sink, for example `delta s3://bucket/sales`."""
+    """The name of the sink in error messages, for example `iceberg shop.sales`."""
 
     @contextmanager
     def create(self, path: str) -> Iterator[Any]:
