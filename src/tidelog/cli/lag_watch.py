@@ -64,8 +64,8 @@ class Row(NamedTuple):
     offsets: tuple[str, str]
     """Committed offset and log end; NO_OFFSETS for several partitions."""
     lag_cells: tuple[str, str, str, str, str]
-    """Lag, age of the oldest record that the group has not committed, records read per second, records written per second, time until the
-    group has caught up."""
+    """Lag, age of the oldest record that the group has not committed, records read per second, records written per
+    second, time until the group has caught up."""
     style: str = ""
 
 

@@ -335,11 +335,15 @@ class Reconciler:
         partitions.offsets.update(partition)
 
     def _note_open_failure(self, topic: "TopicImage", index: int, config: "LogConfig", error: Exception) -> None:
-        if (topic.name, index) not in self.to_reopen:
+        key = topic.name, index
+        is_temporary = isinstance(error, OSError) and error.errno in TEMPORARY_ERRORS
+        if not is_temporary or key not in self.to_reopen:
             logger.error("partition offline partition=%s-%d reason=%s", topic.name, index, error)
-        self._partitions.unopened[topic.name, index] = str(error)
-        if isinstance(error, OSError) and error.errno in TEMPORARY_ERRORS:
-            self.to_reopen[topic.name, index] = config
+        self._partitions.unopened[key] = str(error)
+        if is_temporary:
+            self.to_reopen[key] = config
+        else:
+            self.to_reopen.pop(key, None)
 
     async def open_again(self) -> bool:
         """Try to open the partitions that could not be opened because of a full disk or another temporary error.
@@ -348,7 +352,7 @@ class Reconciler:
         if not self.to_reopen or self._lock.locked():  # if the lock is held, a later call tries again
             return False
         async with self._lock:
-            count = len(self.to_reopen)
+            keys = list(self.to_reopen)
             topics = self._applied.topics
             await self._open_all(
                 [
@@ -358,7 +362,7 @@ class Reconciler:
                 ]
             )
             self._note_changed_partitions()
-            return len(self.to_reopen) < count
+            return any(key in self._partitions.opened for key in keys)
 
     async def replace_log(self, key: TopicPartition, may_be_replaced: Callable[["PartitionState"], bool]) -> None:
         """Remove the log of a partition and open an empty log, if the newest state of the partition still allows this.

@@ -337,6 +337,26 @@ def test_a_log_that_is_opened_again_belongs_to_the_topic_whose_files_are_here() 
     run(scenario)
 
 
+def test_a_log_that_lacked_space_and_is_damaged_is_reported_and_not_opened_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The log of the broker names the damage, and the log may be fetched from the leader."""
+
+    async def scenario(stage: Stage) -> None:
+        stage.host.disk.fail("create", "/data/t-0/*", errno.ENOSPC)
+        stage.publish_states(led_by(1, 1))
+        await stage.publisher.wait_until_idle()
+        reconciler = stage.partitions.reconciler
+        assert list(reconciler.to_reopen) == [("t", 0)]
+        stage.host.disk.write_atomic("/data/t-0/partition.metadata", b"damaged")
+        assert not await stage.partitions.open_again()
+        assert not reconciler.to_reopen
+        assert "partition.metadata" in stage.partitions.unopened["t", 0]
+        assert caplog.text.count("partition offline partition=t-0") == 2
+
+    run(scenario)
+
+
 class History:
     """Random changes at random times, also while the file work of older changes is running. A model says which records
     must survive, and the newest image says which roles the partitions must have.
