@@ -42,7 +42,7 @@ NOTHING_READ: dict[str, Any] = {BEGINNINGS: {}}
 
 DISCOVERY_S = 1.0
 """Minimum time between two lookups of the list of partitions, in seconds. The ends of the partitions are looked up
-at every call of `latestOffset`, unless there is a target."""
+at every call of `latestOffset`, unless `prepareForTriggerAvailableNow` has set a target."""
 
 
 class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -162,8 +162,8 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _initial_offsets(self) -> Offsets:
         """Return the offsets at which the query begins.
 
-        Offsets that the option states (0 or more) are not changed. The other offsets are looked up now. If there is a
-        target, they are limited to the target, because it was looked up earlier and may be lower.
+        Offsets of 0 or more in the option `startingOffsets` are not changed. The other offsets are looked up now. If
+        there is a target, they are limited to the target, because it was looked up earlier and may be lower.
         """
         starting = self._options.starting
         offsets = self._lookup().resolve("startingOffsets", starting, self._discover(0.0))

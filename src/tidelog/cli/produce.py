@@ -232,7 +232,8 @@ class Writer:
         self.progress_shown_s = self.started_s
         self.last_change = (self.started_s, 0)
         """The last time at which a record was finished (written or failed) or no record was waiting, and the number of
-        finished records at this time. The time is infinity after the message about STUCK_S."""
+        finished records at this time. After the message that no record was acknowledged for STUCK_S, the time is
+        infinity."""
         self.shows_progress = sys.stderr.isatty() and not sys.stdin.isatty()
         self.outage = Outage()
         self.client = client

@@ -70,7 +70,7 @@ def find_hanging_transactions(
         typer.Option(
             "--max-transaction-timeout",
             metavar="DURATION",
-            help="The longest timeout of a transaction, e.g. 15m.",
+            help="Examine only transactions without a write for this time.",
         ),
     ] = "15m",
     json: AsJson = False,
@@ -82,8 +82,8 @@ def find_hanging_transactions(
     Consumers with isolation.level=read_committed wait at such a transaction
     forever. An open transaction hangs if its producer has not written for
     longer than --max-transaction-timeout, and no coordinator will end it:
-    either no coordinator knows the producer, or the transaction that the
-    producer's coordinator knows does not contain the partition.
+    either no coordinator knows the producer, or the producer's coordinator
+    knows only a transaction that does not contain the partition.
 
     Without --topic and --broker-id, all partitions are searched.
 
@@ -164,8 +164,8 @@ def none_hangs_text(found: HangingTransactions, max_transaction_timeout: str) ->
     if found.open_count > found.young_count:
         number = found.open_count - found.young_count
         sentences.append(
-            f"Coordinators will end {counted(number, 'open transaction')} without a write in the last"
-            f" {max_transaction_timeout}."
+            f"{counted(number, 'open transaction')} had no write in the last {max_transaction_timeout}, but"
+            f" {'its coordinator' if number == 1 else 'their coordinators'} will end {'it' if number == 1 else 'them'}."
         )
     if found.young_count:
         it = "it" if found.young_count == 1 else "them"
@@ -191,7 +191,12 @@ def abort(
     partition: Annotated[
         int | None,
         typer.Option(
-            "--partition", "-p", metavar="N", min=0, show_default=False, help="The partition in which it hangs."
+            "--partition",
+            "-p",
+            metavar="N",
+            min=0,
+            show_default=False,
+            help="The partition in which the transaction hangs.",
         ),
     ] = None,
     start_offset: Annotated[
@@ -256,7 +261,7 @@ def print_explanation(*paragraphs: str) -> None:
 
 
 def abort_transaction(client: "Client", name: str, yes: bool) -> None:
-    """Explain the abort, ask, and let the coordinator abort the open transaction of the transactional id."""
+    """Explain the abort, ask for confirmation, and let the coordinator abort the transactional id's transaction."""
     from tidelog.client.errors import ClientError
     from tidelog.wire.errors import ApiError
 
@@ -295,7 +300,7 @@ def abort_transaction(client: "Client", name: str, yes: bool) -> None:
 def abort_in_partition(
     client: "Client", topic: str, partition: int, start_offset: int, *, force: bool, yes: bool
 ) -> None:
-    """Explain the abort, ask, and write an abort marker to one partition."""
+    """Explain the abort, ask for confirmation, and write an abort marker to one partition."""
     from tidelog.client.errors import ClientError
     from tidelog.wire.errors import ApiError
 

@@ -6,19 +6,20 @@ Publishing an image has two steps:
     2. later, one image after another: the other listeners (`ImageListener`), which may wait for the disk; then the
        image becomes the `processed` image of the cache
 
-So the first step of an image may run while the second step of an older image still waits for a slow disk: an election
-or a fencing must not wait for the creation or deletion of other partitions. Both steps process the images in the order
-of the journal. What this means for the parts of the broker:
+So the first step of an image may run while the second step of an older image still waits for a slow disk. This is
+necessary because an election or a fencing must not wait for the creation or deletion of partitions. Both steps process
+the images in the order of the journal. What this means for the parts of the broker:
 
-- Roles correspond to the newest image (`MetadataCache.newest`), and files to this or an older image. A partition whose
-  log is being opened gets its newest role when its log is open. An image listener that removes a log, or changes
-  something that its role depends on, looks at the newest image first (`replication/reconcile.py`).
-- Each image listener gets every change, and no listener sees a change before the listeners that have subscribed before
-  it have processed it. The coordinators of groups depend on this: they delete the offsets of a deleted topic after
-  its partitions are removed, and before clients see the new image.
-- Clients' requests are answered from `MetadataCache.image`. It has the topics and settings of the processed image, so a
-  client sees a new topic when its partitions can be used, and the leaders of the newest image, so a client finds a new
-  leader at once.
+- Roles correspond to the newest image (`MetadataCache.newest`). Files correspond to the newest image or to an older
+  one. A partition whose log is being opened gets its newest role when its log is open. Before an image listener removes
+  a log, or changes something on which a partition's role depends, it looks at the newest image
+  (`replication/reconcile.py`).
+- Each image listener gets every change. The image listeners process a change one after another, in the order in which
+  they have subscribed. The coordinators of groups depend on this order: they delete the offsets of a deleted topic
+  after its partitions are removed, and before clients see the new image.
+- Clients' requests are answered from `MetadataCache.image`. It has the topics and partitions of the processed image, so
+  a client sees a new topic when its partitions can be used. It has the leaders of the newest image, so a client finds a
+  new leader at once.
 - The other parts of the broker ask `MetadataCache.newest` which broker is the controller, which brokers are registered,
   and which broker leads a partition. Otherwise a broker with a slow disk would send its requests to a controller or
   leader that has died, and would refuse a follower that has been registered again.
@@ -47,9 +48,10 @@ The role listeners of all parts run in the same turn, in the order in which they
 """
 
 ImageListener = Callable[[MetadataImage, MetadataImage], Awaitable[None] | None]
-"""A function that is called with the old and the new image of each change, in the order of the changes. The image
-listeners of the next change wait until the call has ended, but its role listeners do not. So a listener must not
-assume that `new` is the newest image, and it must not wait for a change that it has requested from the controller."""
+"""A function that is called with the old and the new image of each change, in the order of the changes. During the
+call, later changes may be published: the role listeners process them at once, and the image listeners only after the
+call. So a listener must not assume that the new image of its call is the newest one, and it must not wait for a change
+that it has requested from the controller."""
 
 
 class MetadataCache:
@@ -61,15 +63,15 @@ class MetadataCache:
         self.processed: MetadataImage = EMPTY_IMAGE
         """The image that all listeners have processed."""
         self.newest: MetadataImage = EMPTY_IMAGE
-        """The newest image. The settings of this broker and the roles of its partitions correspond to it; its file work
-        may not be finished.
+        """The newest image. The settings of this broker and the roles of its partitions correspond to it. The file work
+        of this image may still be unfinished.
         """
         self._image: MetadataImage | None = EMPTY_IMAGE
 
     @property
     def image(self) -> MetadataImage:
-        """The image from which this broker answers clients' requests: the processed image, with the brokers, leaders
-        and replicas of the newest image.
+        """The image from which this broker answers clients' requests: the processed image, in which the brokers,
+        the topics' settings, and the partitions' leaders and replicas are those of the newest image.
         """
         if self._image is None:
             self._image = _with_newest_states(self.processed, self.newest)
@@ -92,7 +94,9 @@ class MetadataCache:
 
 
 def _with_newest_states(processed: MetadataImage, newest: MetadataImage) -> MetadataImage:
-    """Return `processed` with the brokers of `newest`, and with the states that its partitions have in `newest`."""
+    """Return `processed`, but with the brokers of `newest`, and with the settings and the partition states that its
+    topics have in `newest`.
+    """
     topics = processed.topics
     if topics is not newest.topics:
         topics = {name: _newest_state(topic, newest.topics.get(name)) for name, topic in topics.items()}
@@ -183,7 +187,7 @@ class Publisher:
             try:
                 change_roles(old, new)
             except Exception:
-                # The change is in the journal, so the other listeners must process it even if one of them failed.
+                # The change is in the journal, so the other listeners must process it even if this one has failed.
                 logger.exception("listener failed position=%d", new.position)
         self._waiting_for_roles.wake(new.position)
         self._unprocessed.append(Unprocessed(new.position, self._clock.monotonic()))
@@ -246,7 +250,7 @@ class _Waiters:
 
 
 def _warn_of_settings_without_effect(old: MetadataImage, new: MetadataImage) -> None:
-    """Log a warning for each topic that got settings without effect in this change."""
+    """Log a warning for each topic to which this change gives settings that have no effect in Tidelog."""
     if old.topics is new.topics:
         return
     for name, topic in new.topics.items():

@@ -67,4 +67,4 @@ def as_exception(error: BaseException) -> Exception:
     """
     if isinstance(error, Exception):
         return error
-    return PipelineError(f"{type(error).__name__} was raised, for example by sys.exit(): {error}")
+    return PipelineError(f"{type(error).__name__} was raised (for example by sys.exit()): {error}")

@@ -19,13 +19,13 @@ logger = logging.getLogger("tidelog.pipelines")
 
 WITHOUT_MEMBERS = ("", "Empty", "Dead")
 """States of a group without members in the target. Only the offsets of such a group are set. The empty text means that
-the target has no such group, or that its broker is old and sends no state. An old broker itself refuses a commit while
-the group has members."""
+the group does not exist in the target, or that the target's broker is old and sends no state. An old broker itself
+refuses a commit while the group has members."""
 SHARE = "Share"
 """Type of groups that have no committed offsets (KIP-932)."""
 
 STOP_MAX_S = 20.0
-"""Upper bound on the wait for the last move of groups at the end of a mirror, in seconds."""
+"""When a mirror stops, it waits at most this number of seconds for the last move of its groups."""
 
 MOVED, UNCHANGED, WAITING, ACTIVE, REFUSED = "moved", "unchanged", "waiting", "active", "refused"
 
@@ -139,7 +139,7 @@ class GroupMover:
         self._stop = threading.Event()
         self._moves_at_end = False
         self._error: Exception | None = None
-        """The error of the last move, which begins after `stop` was called."""
+        """The error of the last move, the one that `stop` has requested."""
         self._thread = threading.Thread(target=self._run, name="mirror-groups", daemon=True)
 
     def start(self) -> None:
@@ -157,8 +157,9 @@ class GroupMover:
         if self._thread.is_alive():
             self._moves_at_end = False  # the current move continues, but no other move begins
             raise TemporaryError(
-                f"a move has not ended within {timeout_s:g} s, so offsets that groups committed after the previous move"
-                " may be missing in the target: run the mirror again before consumers change to the target"
+                f"a move of the groups' offsets has not ended within {timeout_s:g} s, so offsets that groups committed"
+                " after the previous move may be missing in the target: run the mirror again before consumers change to"
+                " the target"
             )
         if self._error is not None:
             raise self._error
@@ -172,7 +173,7 @@ class GroupMover:
                     logger.warning("mirror_groups_failed the offsets of groups were not moved", exc_info=True)
             if self._moves_at_end:
                 self._move()
-        except Exception as error:  # raised by `stop`
+        except Exception as error:  # `stop` raises it again
             self._error = error
         finally:
             self._at_end()

@@ -76,7 +76,9 @@ def start_session(
 
 @contextlib.contextmanager
 def stderr_to(log: Path) -> Iterator[None]:
-    """Let processes that are started in the block write to the end of `log` instead of stderr, even after the block."""
+    """Redirect this process's stderr to the end of `log` until the `with` block ends. Processes that are started in the
+    block write to `log` even after the block.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     sys.stderr.flush()
     own_stderr = os.dup(2)

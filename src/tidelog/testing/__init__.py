@@ -13,7 +13,7 @@ __all__ = ["Broker", "BrokerFailedError", "Cluster"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a class only when it is first used, because every run of pytest imports this package with its plugin."""
+    """Import a class only when it is used. Every run of pytest imports this package, which contains a pytest plugin."""
     if name == "Cluster":
         from tidelog.testing.cluster import Cluster
 

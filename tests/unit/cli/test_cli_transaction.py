@@ -253,7 +253,7 @@ def test_a_hanging_transaction_is_found_and_aborted(stage: Stage) -> None:
     )
     ended_later = stage("transaction", "find-hanging", "--topic", "orders:0", "--max-transaction-timeout", "1ms").errors
     assert ended_later == (
-        "No transaction hangs. Coordinators will end 1 open transaction without a write in the last 1ms."
+        "No transaction hangs. 1 open transaction had no write in the last 1ms, but its coordinator will end it."
         " tidelog transaction list --state ongoing shows open transactions.\n"
     )
     assert stage("transaction", "find-hanging", "--topic", "payments").errors == "No transaction hangs.\n"

@@ -361,7 +361,7 @@ def test_a_start_that_calls_sys_exit_is_a_failure(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(running, "pipeline_session", lambda spark, pipeline, settings: spark)
     each = running_pipeline(tmp_path, once=True)
     start(each, 0)
-    assert (each.status.state, each.status.error) == (FAILED, "SystemExit was raised, for example by sys.exit(): 3")
+    assert (each.status.state, each.status.error) == (FAILED, "SystemExit was raised (for example by sys.exit()): 3")
 
 
 def test_a_run_continues_if_the_figures_cannot_be_written(

@@ -68,7 +68,7 @@ def test_calls_are_made_at_the_same_time_and_all_errors_are_returned() -> None:
 
 def test_a_call_that_ends_with_sys_exit_is_reported() -> None:
     [error] = call_all([lambda: sys.exit(2)], WAIT_S)
-    assert str(error) == "SystemExit was raised, for example by sys.exit(): 2"
+    assert str(error) == "SystemExit was raised (for example by sys.exit()): 2"
 
 
 def test_a_call_that_does_not_end_is_reported() -> None:

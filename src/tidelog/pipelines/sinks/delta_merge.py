@@ -1,7 +1,7 @@
 """Merges the changed rows of a micro-batch into a Delta table by key.
 
-deltalake joins the changed rows with the table in the driver's process, so the changed rows of one micro-batch have to
-fit into the driver's memory. An option of the source limits the size of a micro-batch, for example
+In the driver's process, deltalake joins the changed rows with the table. So the changed rows of one micro-batch have
+to fit into the driver's memory. An option of the source limits the size of a micro-batch, for example
 `topic(..., options={"maxOffsetsPerTrigger": "100000"})`.
 """
 
@@ -57,8 +57,8 @@ def check_values(changes: "pa.Table", sink: str) -> None:
             column.validate(full=True)
         except pa.ArrowInvalid:
             raise PipelineError(
-                f"{sink}: column {name} has a text that is not UTF-8, which deltalake cannot merge: replace it in the"
-                " pipeline, or cast it to binary"
+                f"{sink}: column {name} has a text that is not UTF-8, which deltalake cannot merge: replace the text in"
+                " the pipeline, or cast the column to binary"
             ) from None
         if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
             try:
