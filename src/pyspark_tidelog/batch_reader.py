@@ -35,11 +35,11 @@ class TidelogReader(DataSourceReader):
         Spark passes filters."""
 
     def partitions(self) -> list[InputPartition]:
-        """Return the Spark partitions of the query. The offsets of both bounds are requested from the brokers each
-        time that an action on the DataFrame runs.
+        """Return the Spark partitions of the query. The start and end offsets are requested from the brokers each time
+        that an action on the DataFrame runs.
 
         Raises DataLoss if offsets to read are not in the log, unless failOnDataLoss is false. Raises OptionError if
-        `Lookup.resolve` does not find the offsets of a bound, or if the start of a range is after its end.
+        `Lookup.resolve` cannot determine the start or end offsets, or if the start of a range is after its end.
         """
         options = self._options
         with connect(options) as client:
@@ -59,7 +59,7 @@ class TidelogReader(DataSourceReader):
 
 
 class FilteringReader(TidelogReader):
-    """A reader that does not read the offsets that the query's filters exclude. See `filters`."""
+    """A reader that does not read the offsets that the query's filters exclude. See the module `filters`."""
 
     def pushFilters(self, filters: list["Filter"]) -> "list[Filter]":
         """Use the filters to read less. Return all of them, so that Spark applies them to the rows as well."""

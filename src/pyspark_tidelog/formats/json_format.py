@@ -1,7 +1,7 @@
 """JSON objects, parsed by Spark's from_json.
 
-Spark's function alone accepts too much: it ignores all bytes after the first JSON value, and by default it accepts
-texts in single quotes. Therefore a value is parsed as a part of a larger document,
+Spark's function alone accepts too much. By default it accepts texts in single quotes: DECODE_DEFAULTS changes this. It
+also ignores all bytes after the first JSON value. Therefore a value is parsed as a part of a larger document,
 
     {"records": [[VALUE], [{END: 1}]]}
 
@@ -115,10 +115,10 @@ class JsonFormat(TextFormat):
 
 
 def path_of_field(name: str) -> str | None:
-    """Return the path of a field of the outermost object for Spark's get_json_object; None if Spark has no such path.
+    """Return the path with which Spark's get_json_object finds a field of the outermost object; None if there is none.
 
-    Spark knows no escapes in paths. `$['NAME']` cannot have a quote or a question mark, and `$.NAME` no dot or bracket.
-    In both, an asterisk alone stands for all fields.
+    Spark knows no escapes in paths. In `$['NAME']`, NAME cannot contain a quote or a question mark. In `$.NAME`, it
+    cannot contain a dot or an opening bracket. In both, a single asterisk in place of NAME means all fields.
     """
     if not name or name == "*":
         return None

@@ -1,5 +1,5 @@
-"""`tidelog broker config set` and `unset`: make the changes, and report settings that were not set before `unset`. If
-the broker refuses a change, the error says what to do.
+"""`tidelog broker config set` and `unset`: make the changes. If `unset` is called for a setting that is not set, the
+command reports this. If the broker refuses a change, the error says what to do.
 """
 
 import sys

@@ -30,7 +30,7 @@ ARCHIVE_DIRECTORY = "tidelog-packages"
 
 
 class RunPlan(NamedTuple):
-    """The options of the command."""
+    """The arguments and options of `tidelog pipeline run`."""
 
     pipelines: Sequence[Pipeline]
     bootstrap: str

@@ -36,7 +36,7 @@ RESTART_MIN_S = 0.5
 RESTART_MAX_S = 30.0
 """Bounds of the pause before a broker is started again, in seconds. The pause doubles each time the broker ends."""
 HEALTHY_S = 60.0
-"""A broker that has served for this long is started again after the shortest pause."""
+"""If a broker ends after it has served for this long, it is started again after the shortest pause."""
 STOP_S = 60.0
 """A broker that has not stopped after this time is killed. A clean stop takes at most about 15 s plus the time to
 sync the logs."""

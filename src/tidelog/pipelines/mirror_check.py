@@ -1,9 +1,10 @@
 """Compare the clusters of a mirror: `python -m tidelog.pipelines.mirror_check FILE[:NAME] --bootstrap TARGET`.
 
-Run this command before consumers move to the target. It reads all records of the mirror's topics in both clusters, and
-uses nothing that the mirror has stored. Every partition must have the same records in the same order in both clusters.
-In each partition with a committed offset, a group of the mirror must have the same number of unread records in both
-clusters. The exit code is 1 if something differs, and 2 if the comparison is not possible.
+Run this command before consumers move to the target. It reads all records of the mirror's topics in both clusters. It
+does not read the topic in which the mirror stores its offsets. Every partition must have the same records in the same
+order in both clusters. If a consumer group that the mirror copies has a committed offset in a partition, it must have
+the same number of unread records there in both clusters. The exit code is 1 if something differs, and 2 if the
+comparison is not possible.
 """
 
 import argparse
@@ -28,7 +29,7 @@ class PartitionCheck(NamedTuple):
     partition: TopicPartition
     """The partition in the source cluster."""
     records: int
-    """Number of records that are the same."""
+    """Number of records that are the same in both clusters, up to the first difference."""
     difference: str
     """The first difference; empty if there is none."""
 
@@ -141,14 +142,15 @@ def report(partitions: Iterable[PartitionCheck], groups: Iterable[GroupCheck]) -
         yield f"{each.partition}: {each.difference or same}", not each.difference
     for group in groups:
         unread = counted(group.unread_in_source, "unread record")
-        agreed = f"offset {group.source_offset} became {group.target_offset}, {unread}"
+        agreed = f"offset {group.source_offset} in the source, {group.target_offset} in the target, {unread} in both"
         yield f"group {group.group}, {group.partition}: {group.difference or agreed}", not group.difference
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tidelog.pipelines.mirror_check", description=__doc__)
     parser.add_argument("file", metavar="FILE[:NAME]", help="the file that declares the mirror")
-    parser.add_argument("--bootstrap", default="127.0.0.1:9092", metavar="HOST:PORT", help="the target cluster")
+    target_help = "the target cluster of a mirror that is declared without `target`"
+    parser.add_argument("--bootstrap", default="127.0.0.1:9092", metavar="HOST:PORT", help=target_help)
     arguments = parser.parse_args()
     try:
         sources = [each for pipeline in load(arguments.file) for each in pipeline.sources.values()]
@@ -169,7 +171,7 @@ def main() -> int:
     except (PipelineError, ApiError, ClientError) as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2
-    print(counted(differences, "difference") if differences else "source and target are the same")
+    print(counted(differences, "difference") if differences else "no differences between source and target")
     return 1 if differences else 0
 
 

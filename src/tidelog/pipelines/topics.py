@@ -29,11 +29,11 @@ OFFSETS_PER_TRIGGER = 1_000_000
 """Default of maxOffsetsPerTrigger, the limit of offsets in a micro-batch. The limit also bounds the work that
 is repeated after a failure."""
 TASK_OPTIONS = {"maxpartitions", "minpartitions", "maxrecordsperpartition"}
-"""Options of the Spark source that determine the number of tasks, in lower case."""
+"""Options of the Spark source, in lower case, that determine the number of tasks."""
 STARTING_OPTIONS = {"startingoffsets", "startingoffsetsbytimestamp", "startingtimestamp"}
-"""Options of the Spark source that say where a query begins, in lower case."""
+"""Options of the Spark source, in lower case, that say where a query begins."""
 FAIL_ON_DATA_LOSS = "failondataloss"
-"""Option of the Spark source that says what happens if records were removed before they were read, in lower case."""
+"""Option of the Spark source, in lower case, that says what happens if records were removed before they were read."""
 DECODED = "decoded"
 """Column with the result of decoding. It exists until records that cannot be parsed are separated from the others."""
 
@@ -128,7 +128,8 @@ class Topic:
         """Return the fields of the values and the column `kafka`. Without a value format, return `records` itself.
 
         A record that cannot be parsed makes the query fail; with `drop_unparsed` it is left out. The query has an
-        observed metric named `metric` with two numbers: `records`, and how many of them are `unparsed`.
+        observed metric named `metric` with two numbers: `records` is the number of all records, and `unparsed` is the
+        number of records that cannot be parsed.
         """
         if self.value is None:
             return records
@@ -222,9 +223,9 @@ class Topic:
         return (self.key,) if isinstance(self.key, str) else self.key or ()
 
     def columns_apart_from_key(self, columns: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Divide the columns of a result into those that become a part of the record of their own (headers, topic), and
-        those that are encoded as the value. The columns of the key are left out: the declared ones, or the column
-        `key`. If other columns are declared as the key, `key` is a column of the value like any other.
+        """Return two lists of the columns of a result: those that are written as headers and topic of the record, and
+        those that are encoded as its value. `topic` is in the first list only if the declaration names no topic. The
+        key columns are in neither list: these are the declared ones, or the column `key` if none are declared.
         """
         separate = ["headers"] if "headers" in columns else []
         if not self.names and "topic" in columns:
@@ -374,12 +375,13 @@ def topic(
     `tombstones` says what happens to records with a null value: `error` (they are treated as records that cannot be
     parsed), `keep` (all fields are null), or `skip`.
 
-    A sink without `value` writes the column value and, if they exist, key, headers, topic and partition. `key` names
-    the key columns: several are written as a JSON object, a single one as text (a binary column unchanged). Without it,
-    a column named `key` is the key. With a format, all columns except headers and those of the key are encoded as the
-    value. If a row has a key and all columns of its value are null, it is written as a tombstone, which deletes the key
-    in a compacted topic. If `partitions` is given, a missing topic is created, with `settings`. Without `name`, the
-    column `topic` names the topic of each row, and is not encoded in the value.
+    A sink without the argument `value` writes the column `value` and, if they exist, the columns `key`, `headers`,
+    `topic` and `partition`. The argument `key` names the key columns: several are written as a JSON object, a single
+    one as text (a binary column unchanged). Without this argument, a column named `key` is the key. With a format, all
+    columns except headers and those of the key are encoded as the value. If a row has a key and all columns of its
+    value are null, it is written as a tombstone, which deletes the key in a compacted topic. If `partitions` is given,
+    a missing topic is created, with `settings`. Without `name`, the column `topic` names the topic of each row, and is
+    not encoded in the value.
 
     `options` are further options of format("tidelog").
     """

@@ -131,6 +131,6 @@ def test_the_report_counts_in_whole_words() -> None:
     assert [*report(partitions, groups)] == [
         ("t-0: 1 record, the same", True),
         ("t-0: 2 records, the same", True),
-        ("group g, t-0: offset 5 became 7, 1 unread record", True),
+        ("group g, t-0: offset 5 in the source, 7 in the target, 1 unread record in both", True),
         ("group g, t-0: 1 unread record in the source, 3 in the target", False),
     ]

@@ -119,8 +119,8 @@ class OpenedDelta:
             self._store = LocalStore(sink.location)
 
     def check_table(self) -> None:
-        """Raise PipelineError if the table exists and cannot be used, for example because of other partition
-        columns."""
+        """Raise PipelineError if the table exists and cannot be used, for example because its partition columns are
+        not the declared ones."""
         table = self._load()
         if table is not None and self._sink.partition_by:
             existing = tuple(table.metadata().partition_columns)

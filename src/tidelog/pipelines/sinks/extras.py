@@ -7,7 +7,9 @@ from tidelog.pipelines.declarations import PipelineError
 
 
 def load(module: str, label: str, extra: str) -> Any:
-    """Import `module` and return it. Raises PipelineError, which names the extra of Tidelog that installs it."""
+    """Import `module` and return it. If its package is missing, raises PipelineError with the command that installs
+    `extra`, an extra of Tidelog that contains the package.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:

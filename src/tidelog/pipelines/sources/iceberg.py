@@ -182,8 +182,8 @@ class IcebergStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: str | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a constant. The first call of `latestOffset` decides where the query begins. It returns this decision
-        as `begin`.
+        """Return a constant, because the first call of `latestOffset` decides where the query begins. The result of
+        that call contains the decision as `begin`.
         """
         return {}
 
@@ -218,10 +218,10 @@ class _FileRows:
         self._schema = arrow_schema(schema)
         self._properties = dict(table.io.properties)
         self._location = table.location()
-        self._user = f"iceberg {history.name}"
+        self._label = f"iceberg {history.name}"
 
     def read(self, file: IcebergFile) -> "Iterator[pa.RecordBatch]":
-        with store_errors(self._user, self._location, self._properties.items(), (OSError,)):
+        with store_errors(self._label, self._location, self._properties.items(), (OSError,)):
             yield from self._rows(file)
 
     def _rows(self, file: IcebergFile) -> "Iterator[pa.RecordBatch]":
