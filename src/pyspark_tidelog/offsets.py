@@ -39,8 +39,8 @@ class ByTimestamp(NamedTuple):
 
     timestamps: Mapping[TopicPartition, int] | int
     latest_if_none: bool
-    """Whether to use the end of the partition if it has no such record. If this is false, a partition without such a
-    record is an error."""
+    """Whether the bound is the end of the partition if all records of the partition are earlier than the timestamp. If
+    this is false, such a partition is an error."""
 
 
 Bound: TypeAlias = Everywhere | Specific | ByTimestamp
@@ -73,7 +73,7 @@ def refuse_backward(starting: Bound, ending: Bound) -> None:
     if unmatched := starts.keys() ^ ends.keys():
         raise OptionError(
             "[MISMATCHED_TOPIC_PARTITIONS_BETWEEN_START_OFFSET_AND_END_OFFSET] the starting and the ending "
-            f"{kind}s name different partitions: only one of them names {describe(unmatched)}"
+            f"{kind}s name different partitions: these are not in both: {describe(unmatched)}"
         )
     for tp in sorted(starts):
         if starts[tp] > ends[tp] >= 0:
@@ -131,7 +131,7 @@ def from_json_object(document: Mapping[str, Mapping[str, int]]) -> Offsets:
 
 
 def offsets_of(position: Mapping[str, Any]) -> Offsets:
-    """Return the offsets in the position of a streaming query, without the beginnings."""
+    """Return the offsets in the position of a streaming query, without the entry with the key BEGINNINGS."""
     return from_json_object({topic: values for topic, values in position.items() if topic != BEGINNINGS})
 
 

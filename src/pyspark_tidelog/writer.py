@@ -227,7 +227,7 @@ def write_rows(options: WriteOptions, rows: "Iterator[pa.RecordBatch]") -> Write
 def write_rows_once(options: WriteOptions, rows: "Iterator[pa.RecordBatch]") -> WriterCommitMessage:
     """Write the rows of one task in a transaction, in a worker. The transaction remains open.
 
-    If a decision says that the rows are written, write nothing.
+    If a decision says that the rows have already been written, write nothing.
     """
     from pyspark import TaskContext
 
@@ -249,7 +249,7 @@ def write_rows_once(options: WriteOptions, rows: "Iterator[pa.RecordBatch]") -> 
             count = sum(batch.num_rows for batch in rows)
             if count != written_tasks[task]:
                 raise WriteError(
-                    f"task {task} of {identity} has {count} rows now, but had {written_tasks[task]} when it was "
+                    f"task {task} of {identity} has {count} rows now, but had {written_tasks[task]} when they were "
                     "written: the query must compute the same rows again, so that only the missing rows are written"
                 )
             return TaskResult(identity, count, None, is_skipped=True)
@@ -306,7 +306,7 @@ def _send_rows(
             written += batch.num_rows
         sender.finish()
     except RecordTooLarge as error:
-        remedy = "raise the topic's max.message.bytes, or lower kafka.batch.size for batches of several records"
+        remedy = "raise the topic's max.message.bytes, or, if the batch has several records, lower kafka.batch.size"
         raise RecordTooLarge(f"{error.message}: {remedy}") from error
     return written
 

@@ -49,7 +49,7 @@ def growth_warnings(client: "Client", state: ClusterState) -> list[str]:
     if any(each.feature == METADATA_FEATURE and not each.level for each in read_levels(client)):
         warnings.append(
             f"{METADATA_FEATURE} has level 0: if a broker fails, no other broker becomes the leader of its partitions. "
-            "When all brokers have the new version: tidelog cluster upgrade --execute"
+            "When no broker runs an older version of Tidelog any more: tidelog cluster upgrade --execute"
         )
     fewest: dict[str, int] = {}
     for part in state.partitions:

@@ -1,5 +1,5 @@
-"""Show the state of a cluster: the brokers with their numbers of leaders and replicas, and the partitions that have
-a problem.
+"""Show the state of a cluster: for each broker, how many leaders and replicas it has; and the partitions that have a
+problem.
 """
 
 import sys
@@ -103,8 +103,8 @@ def print_status(state: ClusterState, *, all_partitions: bool) -> None:
 
 
 def summary_text(counts: dict[str, int], moving: int, unread_topics: int = 0) -> str:
-    """Return one line about all partitions. `counts` has the number of partitions for the key of each kind of problem.
-    The partitions of `unread_topics` topics are not known.
+    """Return one line about all partitions. For the key of each kind of problem, `counts` has the number of partitions
+    with this problem. `unread_topics` is the number of topics whose partitions are not known.
     """
     parts = [f"{counts[trouble.key]} {trouble.title}" for trouble in TROUBLES if counts[trouble.key]]
     if moving:
@@ -131,7 +131,9 @@ def print_line(text: str, style: str) -> None:
 
 
 def brokers_table(state: ClusterState, *, with_bars: bool = False) -> Table:
-    """Return the brokers with their numbers of leaders and replicas. `with_bars` says whether to draw bars, too."""
+    """Return one row per broker: its state, and how many leaders and replicas it has. `with_bars` says whether to draw
+    bars, too.
+    """
     leaders = Counter(part.leader for part in state.partitions)
     replicas = Counter(broker for part in state.partitions for broker in part.replicas)
     out_of_sync = Counter(broker for part in state.partitions for broker in part.out_of_sync)

@@ -150,7 +150,7 @@ def format_renderer(format: str, null_marker: str) -> RenderRecord:
 def check_group(group: str, has_position_options: bool) -> None:
     """Raise UsageError for an empty group name, or if other options also say where to read (`has_position_options`)."""
     if group == "":
-        raise UsageError("--group takes the name of a group, which cannot be empty")
+        raise UsageError("--group takes the name of a group; the name cannot be empty")
     if has_position_options:
         raise UsageError("--group continues from the group's commits: leave out --offset, --since and --partition")
 

@@ -74,7 +74,7 @@ def pack(output: Path, without: Sequence[str]) -> list[str]:
     left_out = [canonical(name) for name in without]
     unknown = [name for name in left_out if name not in PACKED]
     if unknown:
-        raise UsageError(f"--without {unknown[0]}: the archive has {', '.join(PACKED)}")
+        raise UsageError(f"--without takes packages of the archive ({', '.join(PACKED)}), not {unknown[0]}")
     if not output.name.endswith((".tar.gz", ".tgz")):
         raise UsageError(f"{output}: the name of the archive must end with .tar.gz")
     packed = []
@@ -93,7 +93,7 @@ def canonical(name: str) -> str:
 
 
 def add_package(archive: tarfile.TarFile, name: str) -> bool:
-    """Add the files of an installed package. Return whether it is installed."""
+    """If a package is installed, add its files to the archive. Return whether the package is installed."""
     if name == "tidelog":
         # The directories are searched, because an editable installation has no list of its installed files.
         for own in OWN_PACKAGES:

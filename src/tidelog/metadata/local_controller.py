@@ -61,9 +61,9 @@ class LocalController:
     """The cluster's controller, while this broker has the controller lease.
 
     A client's change is answered when its entry is durable in the store and every part of this broker has applied the
-    new image. So the partitions of a new topic have a leader when CreateTopics is answered. Changes that this
-    controller or a broker has initiated (`link.BROKER_REQUESTS`) do not wait for the file work of this broker: if its
-    disk hangs, brokers must still be fenced, and leaders must still change their ISRs. Changes are decided one at a
+    new image. So the partitions of a new topic have a leader when CreateTopics is answered. In a cluster, changes that
+    this controller or a broker has initiated (`link.BROKER_REQUESTS`) do not wait for the file work of this broker: if
+    its disk hangs, brokers must still be fenced, and leaders must still change their ISRs. Changes are decided one at a
     time, each from the image that contains all earlier changes.
     """
 
@@ -151,7 +151,7 @@ class LocalController:
 
     async def _wait_for_lease(self) -> None:
         if self._lease is not None:
-            # The term of the lease is over. As soon as the lease counts as lost, this broker acquires a new one.
+            # The lease has ended. This broker acquires a new lease as soon as the old one is marked as lost.
             self._lease.lose(NOT_RENEWED)
         deadline_s = self._runtime.clock.monotonic() + LEASE_WAIT_S
         while self._will_regain_lease and self._runtime.clock.monotonic() < deadline_s:
@@ -230,9 +230,9 @@ class LocalController:
     # Deciding and appending
 
     async def _commit(self, decide: Decide[R], timeout_ms: int | None, *, waits_for_files: bool = True) -> Answer[R]:
-        """Run one change, and wait for its end for at most `timeout_ms`. With `waits_for_files`, the change ends when
-        its image is published, otherwise when its entry is stored and the roles of this broker's partitions have
-        changed.
+        """Run one change, and wait for its end for at most `timeout_ms`. The change ends when its entry is stored and
+        the roles of this broker's partitions have changed. With `waits_for_files`, the change ends only when the file
+        work of this broker is also finished.
         """
         if timeout_ms is not None and timeout_ms <= 0:
             return Answer(None, ErrorCode.REQUEST_TIMED_OUT)
@@ -250,7 +250,7 @@ class LocalController:
             return Answer(None, error.code, error.message)
 
     async def _try_change(self, decide: Decide[R], waits_for_files: bool) -> Answer[R]:
-        """Run one change, and wait for its end as `_commit` does. Raises ApiError."""
+        """Run one change, and wait for its end; see `_commit` for what the end is. Raises ApiError."""
         try:
             async with self.decision_lock:
                 lease = self._valid_lease()
@@ -364,7 +364,7 @@ class LocalController:
 
 
 class _PartitionBudget:
-    """Counts the partitions that one request creates or deletes towards the quota of its client (KIP-599)."""
+    """Uses the quota of a client (KIP-599) for the partitions that one request of the client creates or deletes."""
 
     def __init__(self, requester: Requester | None, quota: MutationQuota | None, now_ms: Callable[[], int]) -> None:
         self._requester = requester
@@ -373,7 +373,7 @@ class _PartitionBudget:
         self.throttle_ms = 0
 
     def reserve(self, count: int) -> bool:
-        """Count `count` partitions and return whether they are allowed; see `controller.ReservePartitions`."""
+        """Return whether `count` more partitions may be created or deleted now. If so, count them towards the quota."""
         if self._requester is None or self._quota is None:
             return True
         user, client_id, is_strict = self._requester

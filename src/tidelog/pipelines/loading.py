@@ -70,8 +70,8 @@ def load_module(path: Path) -> ModuleType:
         line = _line_in(error, resolved)
         if NO_SESSION in str(error):
             raise PipelineError(
-                f"{path}{line}: this needs Spark, which starts after the file is loaded: move it into the pipeline's"
-                " function; or, in a decorator such as udf, give the type as an object, such as LongType()"
+                f"{path}{line}: this needs Spark, which starts after the file is loaded: move the code into the"
+                " pipeline's function; or, in a decorator such as udf, give the type as an object, such as LongType()"
             ) from error
         raise PipelineError(f"{path}{line}: {type(error).__name__}: {error}") from error
     return module
@@ -95,9 +95,9 @@ def send_functions_by_value(pipeline: Pipeline) -> None:
 
 
 def _line_in(error: BaseException, path: Path) -> str:
-    """Return `:LINE` for the deepest frame of the traceback that runs this file, or an empty text if there is no such
-    frame. For a SyntaxError in this file, LINE is the line that the error itself names. For one in another file, whose
-    name and line are in the text of the error, it is the line that imports that file.
+    """Return `:LINE` for the deepest frame of the traceback that runs the file `path`, or an empty text if there is no
+    such frame. For a SyntaxError in `path`, LINE is the line that the error itself names. For a SyntaxError in another
+    file, LINE is the line of `path` that imports the other file. The error's text names the other file and its line.
     """
     if isinstance(error, SyntaxError) and error.filename is not None and Path(error.filename) == path:
         return "" if error.lineno is None else f":{error.lineno}"

@@ -8,9 +8,10 @@ from tidelog.pipelines.declarations import TemporaryError
 from tidelog.pipelines.failures import as_exception
 
 SPARK_STOP_MAX_S = 10
-"""Upper bound on the wait of Spark for the end of an interrupted query, in seconds. See SPARK_STOP_TIMEOUT."""
+"""Spark waits at most this time, in seconds, until an interrupted query has ended. See SPARK_STOP_TIMEOUT."""
 SPARK_STOP_TIMEOUT = "spark.sql.streaming.stopTimeout"
-"""Spark's setting for SPARK_STOP_MAX_S, in the session of a query. By default, Spark waits without a bound."""
+"""The Spark setting whose value is SPARK_STOP_MAX_S in the sessions of pipelines. By default, Spark waits without a
+bound."""
 STOP_MAX_S = 30.0
 """Upper bound on the wait until interrupted queries have ended and their sinks are closed, in seconds."""
 
@@ -28,7 +29,7 @@ class Ending:
     """Ends several queries in a separate thread, so that the other pipelines of the run continue."""
 
     def __init__(self, stops: Sequence[Callable[[], None]], timeout_s: float) -> None:
-        """Start the thread, which makes all calls. They have `timeout_s` to end, as in `call_all`."""
+        """Start the thread. It calls all `stops`, and waits at most `timeout_s` until they have returned."""
         self._errors: list[Exception] = []
         self._thread = threading.Thread(target=self._run, args=(stops, timeout_s), name="end-queries", daemon=True)
         self._thread.start()
@@ -53,7 +54,7 @@ class Ending:
 
 
 def call_all(stops: Sequence[Callable[[], None]], timeout_s: float) -> list[Exception]:
-    """Make all calls at the same time, each in a thread of its own, and return their errors.
+    """Call all `stops` at the same time, each in a thread of its own, and return the errors of the calls.
 
     A call that has not ended after `timeout_s` continues in its thread, and one of the returned errors is NotStopped.
     """
@@ -75,6 +76,9 @@ def call_all(stops: Sequence[Callable[[], None]], timeout_s: float) -> list[Exce
     found = list(errors)  # a late call may add an error to `errors` at any time
     if late:
         found.append(
-            NotStopped(f"{late} of {len(threads)} queries and their sinks have not ended within {timeout_s:g} s")
+            NotStopped(
+                f"{late} of {len(threads)} queries have not ended, or have not closed their sinks,"
+                f" within {timeout_s:g} s"
+            )
         )
     return found

@@ -464,4 +464,4 @@ def test_a_query_of_a_failed_pipeline_that_does_not_end_is_left_alone(
     each.step(0)
     step_until_started(each, 1)
     assert (each.status.state, each.status.error) == (RUNNING, "RuntimeError: no answer")
-    assert "1 of 2 queries and their sinks have not ended within 0.01 s" in caplog.text
+    assert "1 of 2 queries have not ended, or have not closed their sinks, within 0.01 s" in caplog.text

@@ -78,7 +78,7 @@ def test_a_call_that_does_not_end_is_reported() -> None:
     finally:
         may_end.set()
     assert isinstance(error, NotStopped)
-    assert str(error).startswith("1 of 2 queries and their sinks have not ended within 0.01 s")
+    assert str(error).startswith("1 of 2 queries have not ended, or have not closed their sinks, within 0.01 s")
 
 
 def test_a_sink_is_closed_by_a_write_that_does_not_end_in_time() -> None:
