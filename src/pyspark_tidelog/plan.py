@@ -32,7 +32,7 @@ def limited_ends(limit: int, begin: Mapping[TopicPartition, int], end: Mapping[T
 
     Each partition's share of the limit is proportional to its number of unread offsets, but at least one offset, so
     that a small partition is always read. Therefore the result may exceed the limit, at most by the number of
-    partitions with unread offsets. If the end of a partition is before its begin, this end is returned unchanged.
+    partitions with unread offsets. If a partition's `end` is before its `begin`, this end is returned unchanged.
     """
     sizes = {tp: max(0, end[tp] - begin[tp]) for tp in end}
     total = sum(sizes.values())
@@ -70,7 +70,7 @@ def grouped(ranges: Sequence[OffsetRange], max_partitions: int) -> list[tuple[Of
     if not max_partitions or len(ranges) <= max_partitions:
         return [(each,) for each in ranges]
     groups: list[list[OffsetRange]] = [[] for _ in range(max_partitions)]
-    sizes = [(0, number) for number in range(max_partitions)]  # a heap of (offsets, index of the group)
+    sizes = [(0, number) for number in range(max_partitions)]  # a heap of (number of offsets, index of the group)
     for each in sorted(ranges, key=lambda r: r.size, reverse=True):
         size, number = sizes[0]
         groups[number].append(each)

@@ -161,7 +161,7 @@ class AvroCodec:
                     raise UndecodableValue(f"the registry has no schema with the id {schema_id}")
                 self._writers[schema_id] = _fastavro_schema(schema)
             except (SchemaError, UnusableSchema) as error:
-                # The schema of an id never changes, so the task would fail each time that it is repeated.
+                # Any other exception would fail the task, also when it is repeated: the schema of an id never changes.
                 raise UndecodableValue(f"the schema with the id {schema_id} cannot be used: {error}") from None
         return self._writers[schema_id], HEADER.size
 

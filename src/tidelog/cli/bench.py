@@ -160,8 +160,9 @@ def latency(
 ) -> None:
     """Measure how long a record takes from producer to consumer.
 
-    Records are written at a steady rate. Each record is timed from its
-    planned time, so a stall counts for every record that it delays.
+    Records are written at a steady rate. The latency of a record is measured
+    from the time at which it should be written, so a stall increases the
+    latency of every record that it delays.
 
     Examples:
 
@@ -196,8 +197,8 @@ def producer_settings(acks: str, compression: str) -> dict[str, Any]:
 
 @contextmanager
 def topic_or_temporary(connection: ConnectionOptions, topic: str | None, partitions: int | None) -> Iterator[str]:
-    """Yield `topic`. If it is None, yield the name of a temporary topic for this measurement, with this number of
-    partitions; None means one partition.
+    """Yield `topic`. If `topic` is None, yield the name of a temporary topic for this measurement. Its number of
+    partitions is `partitions`, or 1 if `partitions` is None.
 
     Raises CommandError if `topic` does not exist or one of its partitions is offline.
     """

@@ -42,7 +42,7 @@ Partition = tuple[str, int]
 
 
 class Execution(NamedTuple):
-    """How a plan is executed."""
+    """Whether and how a plan is executed."""
 
     execute: bool
     watch: bool
@@ -57,7 +57,7 @@ def broker_numbers(text: str) -> list[int]:
     """Return the numbers in a text such as `1,2,3`, sorted and without duplicates. Raises UsageError."""
     numbers = [part.strip() for part in text.split(",") if part.strip()]
     if not all(number.isascii() and number.isdigit() for number in numbers):
-        raise UsageError(f"--brokers takes the numbers of brokers, for example --brokers 1,2,3, not {text!r}")
+        raise UsageError(f"--brokers takes broker numbers, for example --brokers 1,2,3, not {text!r}")
     return sorted({int(number) for number in numbers})
 
 
@@ -156,7 +156,10 @@ def without_new_replicas(client: "Client", moves: Sequence[PlannedMove]) -> dict
     return {
         (move.topic, move.partition): CommandError(
             "the move was cancelled or replaced; the replicas are on "
-            + (comma_separated(replicas.get((move.topic, move.partition), ())) or "no broker, the topic was deleted")
+            + (
+                comma_separated(replicas.get((move.topic, move.partition), ()))
+                or "no broker, because the topic was deleted"
+            )
         )
         for move in moves
         if replicas.get((move.topic, move.partition)) != move.after

@@ -25,8 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def open_standard_streams() -> None:
     """Open the null device for each standard stream that was closed when the process started (`>&-`).
 
-    Otherwise a file of the log could get the stream's descriptor number, and messages for people would be written into
-    that file.
+    Otherwise a file of a partition's log could get the stream's descriptor number, and messages for the user would be
+    written into that file.
     """
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:

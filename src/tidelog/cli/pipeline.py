@@ -81,7 +81,7 @@ MetricsPort = Annotated[
 SparkLog = Annotated[
     str,
     typer.Option(
-        "--spark-log", metavar="LEVEL", help="Detail of spark.log in the state directory: OFF, ERROR, WARN, INFO."
+        "--spark-log", metavar="LEVEL", help="Log level of spark.log in the state directory: OFF, ERROR, WARN, INFO."
     ),
 ]
 
@@ -437,7 +437,9 @@ def dry_run_command(
     pipelines = load_pipelines([reference])
     if len(pipelines) > 1:
         names = ", ".join(each.name for each in pipelines)
-        raise UsageError(f"{reference} has several pipelines ({names}): name one, as {reference}:{pipelines[0].name}")
+        raise UsageError(
+            f"{reference} has several pipelines ({names}): choose one, for example {reference}:{pipelines[0].name}"
+        )
     addresses = servers(bootstrap)
     first = parse_begin(begin)
     if needs_brokers(pipelines[0], writes=False):

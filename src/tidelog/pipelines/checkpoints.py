@@ -1,7 +1,7 @@
-"""Checkpoints, also those outside of the state directory (`--checkpoints`): the directory PLACE/QUERY for each query.
+"""Checkpoints. With `--checkpoints PLACE`, the checkpoint of a query is the directory PLACE/QUERY.
 
-QUERY is NAME.IDENTITY or NAME.SINK.IDENTITY. So the checkpoints of one identity of a pipeline can be found without its
-declaration, and several pipelines can share a place.
+QUERY is NAME.IDENTITY or NAME.SINK.IDENTITY, where NAME is the pipeline's name. So the checkpoints of one identity can
+be found without the pipeline's declaration, and several pipelines can share a place.
 """
 
 import shutil
@@ -25,8 +25,8 @@ class ObsoleteCheckpoints(NamedTuple):
     identity: str
 
     def names(self) -> tuple[str, str]:
-        """Return the patterns of the names of the directories. They match nothing else, because no other pipeline has
-        this identity.
+        """Return glob patterns for the names of the checkpoints' directories. They match no other directory, because no
+        other pipeline has this identity.
         """
         return f"{self.pipeline}.{self.identity}", f"{self.pipeline}.*.{self.identity}"
 
@@ -55,7 +55,7 @@ def has_offsets(spark: "SparkSession", checkpoint: str) -> bool:
 
 
 def remove_local(obsolete: ObsoleteCheckpoints) -> bool:
-    """Remove the checkpoints from a place in the local file system. For another place, return False and do nothing.
+    """If the place is in the local file system, remove the checkpoints and return True. Otherwise, return False.
 
     Raises OSError.
     """
@@ -68,7 +68,7 @@ def remove_local(obsolete: ObsoleteCheckpoints) -> bool:
 
 
 def remove_with_spark(spark: "SparkSession", obsolete: ObsoleteCheckpoints) -> bool:
-    """Remove the checkpoints from any place that Spark can write, and return True. Raises OSError."""
+    """Remove the checkpoints, and return True. Spark must be able to write to their place. Raises OSError."""
     for name in obsolete.names():
         with _hadoop(spark, f"{obsolete.place}/{name}") as (files, pattern):
             for found in files.globStatus(pattern) or ():

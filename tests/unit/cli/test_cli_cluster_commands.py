@@ -380,7 +380,7 @@ def test_a_topic_whose_settings_are_refused_is_named(cluster: FakeCluster) -> No
 @pytest.mark.parametrize(
     ("arguments", "code", "error"),
     [
-        (["--brokers", "1,x"], 2, "--brokers takes the numbers of brokers, for example --brokers 1,2,3, not '1,x'"),
+        (["--brokers", "1,x"], 2, "--brokers takes broker numbers, for example --brokers 1,2,3, not '1,x'"),
         (["--brokers", "1,7"], 1, "there is no broker 7; the cluster has the brokers 1, 2, 3"),
         (["--brokers", "1,7,9"], 1, "there are no brokers 7, 9; the cluster has the brokers 1, 2, 3"),
         (["--brokers", "1"], 1, "partition orders-0 needs 2 brokers for its replicas, and only 1 may be used (1)"),

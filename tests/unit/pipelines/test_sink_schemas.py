@@ -118,9 +118,9 @@ def test_fields_that_are_never_null_must_be_in_the_rows(tmp_path: Path) -> None:
     DeltaTable.create(tmp_path / "t", pa.schema(fields))
     sink = opened(delta(str(tmp_path / "t")), None)  # type: ignore[arg-type]
     batch = rows(0, [{"a": 1}], WITH_A).drop(DELETED)
-    with pytest.raises(PipelineError, match="column n, which is never null in the table, is not in the rows"):
+    with pytest.raises(PipelineError, match="column n, which must not be null in the table, is not in the rows"):
         sink.write(batch, 0)  # type: ignore[arg-type]
-    with pytest.raises(PipelineError, match=r"column s\.b, which is never null in the table, is not in the rows"):
+    with pytest.raises(PipelineError, match=r"column s\.b, which must not be null in the table, is not in the rows"):
         sink.write(Rows(batch.table.append_column("n", pa.array([1]))), 0)  # type: ignore[arg-type]
 
 

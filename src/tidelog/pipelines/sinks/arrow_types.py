@@ -19,7 +19,7 @@ def arrow_schema(schema: "StructType") -> "pa.Schema":
 
 
 def in_utc(batch: "pa.RecordBatch") -> "pa.RecordBatch":
-    """Return the same rows. In all timestamps, UTC replaces the time zone of Spark's session."""
+    """Return the same rows. In each timestamp that has a time zone, UTC replaces the time zone of Spark's session."""
     import pyarrow as pa
 
     fields = [field.with_type(utc_type(field.type)).with_nullable(True) for field in batch.schema]

@@ -41,7 +41,8 @@ class BucketTarget(FileTarget):
     def check(self) -> None:
         """Raise PipelineError or TemporaryError if the bucket cannot be used.
 
-        If a store ignored the condition of a write, a second driver could overwrite the manifest of a micro-batch.
+        The store must obey the condition of a conditional write. Otherwise, a second driver could overwrite the
+        manifest of a micro-batch.
         """
         with self.store.errors():
             store = self.store.open()
@@ -97,7 +98,8 @@ class BucketTarget(FileTarget):
 def create(store: "ObjectStore", path: str, content: bytes) -> bool:
     """Write an object unless it exists. Return whether this call has written it.
 
-    If the answer to the first attempt is lost, obstore repeats the request, and the result is False.
+    If the answer to the first attempt is lost, obstore repeats the request. The result is then False, although this
+    call has written the object.
     """
     import obstore
     from obstore.exceptions import AlreadyExistsError

@@ -33,7 +33,10 @@ def stored_schema(rows: "DataFrame", sink: str) -> "pa.Schema":
     stored = rows.drop(DELETED).schema
     for column in stored:
         if found := UNSUPPORTED.search(column.dataType.simpleString()):
-            raise PipelineError(f"{sink}: column {column.name} has the type {found[0]}: cast it to another type")
+            raise PipelineError(
+                f"{sink}: column {column.name} has or contains the type {found[0]}, which a Delta table cannot store:"
+                " cast it to another type"
+            )
     seen: dict[str, str] = {}
     for name in stored.names:
         if name.lower() in seen:
@@ -52,7 +55,7 @@ def missing_columns(table: "DeltaTable", schema: "pa.Schema") -> "list[Field]":
 
 
 def columns_with_new_fields(rows: "DataFrame", table: "DeltaTable") -> dict[str, list[str]]:
-    """Return, by column, the fields of structs that `rows` have and the table does not have. The name of a field
+    """For each column, return the struct fields that it has in `rows` but not in the table. The name of a field
     includes its column: `address.city`.
     """
     types = {column.name: column.type for column in table.schema().fields}
@@ -66,7 +69,7 @@ def columns_with_new_fields(rows: "DataFrame", table: "DeltaTable") -> dict[str,
 
 def new_fields(row: "DataType", stored: Any, name: str) -> list[str]:
     """Compare `row`, the type of a column or field in the rows, with `stored`, its type in the table. Return the names
-    of the fields of structs that only `row` has.
+    of the struct fields that only `row` has.
     """
     if stored.type == "struct":
         types = {field.name: field.type for field in stored.fields}
@@ -87,8 +90,9 @@ def new_fields(row: "DataType", stored: Any, name: str) -> list[str]:
 def widened(rows: "DataFrame", table: "DeltaTable", sink: str) -> "DataFrame":
     """Return `rows`, with narrower types converted to those of the table, also inside of arrays, maps and structs.
 
-    Raises PipelineError for other differences. But the rows may have additional columns and fields of structs, and may
-    lack those that the table allows to be null. Only a struct in a map must have the same fields as in the table.
+    The rows may have additional columns and struct fields, and may lack columns and struct fields that may be null in
+    the table. But a struct in a map must have the same fields as in the table. Raises PipelineError for all other
+    differences.
     """
     check_required(table.schema().fields, rows.columns, "", sink)
     types = {column.name: column.type for column in table.schema().fields}
@@ -159,12 +163,12 @@ def check_required(stored: "list[Field]", names: list[str], prefix: str, sink: s
     for field in stored:
         if not field.nullable and field.name not in names:
             raise PipelineError(
-                f"{sink}: column {prefix}{field.name}, which is never null in the table, is not in the rows"
+                f"{sink}: column {prefix}{field.name}, which must not be null in the table, is not in the rows"
             )
 
 
 def check_partition_values(files: "list[WrittenFile]", table: "DeltaTable", sink: str) -> None:
-    """Raise PipelineError if a file's partition is a date or time that deltalake cannot read from Delta's log."""
+    """Raise PipelineError for a partition value that is a date or time that deltalake cannot read from Delta's log."""
     types = {column.name: spark_name(column.type) for column in table.schema().fields}
     for file in files:
         for name, value in zip(table.metadata().partition_columns, file.partition, strict=True):

@@ -18,7 +18,7 @@ DETAIL_MAX = 400
 """Maximum length, in characters, of a library's error text in an error message of Tidelog."""
 NO_CREDENTIALS = (
     "there are no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment of the driver and of"
-    " the executors, or give the machines a role"
+    " the executors, or give the machines an IAM role"
 )
 DENIED = (
     "the object store refuses the credentials, or they do not permit this request: check AWS_ACCESS_KEY_ID and"
@@ -45,14 +45,14 @@ causes are permanent: the same operation would fail again."""
 TRANSIENT = re.compile(
     r"error sending request|Error performing|Generic (?:S3|GCS)|NETWORK_CONNECTION|SLOW_DOWN|SERVICE_UNAVAILABLE|"
     r"INTERNAL_FAILURE|timed? ?out|curlCode|"
-    # The word in a sentence or the name of an error, but not a part of a path, of a name of a column or of an option.
+    # "connection" as a word in a sentence or in an error's name, but not in a path, a column's name or an option.
     r"(?<![\w./-])connection(?![\w./=-]*[\w/=-])|Connection\w*Error|ConnectionPool\(|could(?: not|n't) connect|"
     r"(?:http(?:/[\d.]+)?|status|code|error)\W{1,3}5\d\d\b|\(5\d\d\)|"
     r"\b5\d\d (?:internal server error|bad gateway|service unavailable|gateway time-?out|slow ?down)",
     re.IGNORECASE,
 )
-"""Texts of errors after which another attempt may succeed. A number from 500 to 599 is a status only if the words
-around it say so: it may also be a part of a path or a size."""
+"""Texts of errors after which another attempt may succeed. A number from 500 to 599 may also be a size or a part of
+a path, so it is an HTTP status only in a context such as `status 503` or `502 Bad Gateway`."""
 MISSING_OBJECT = re.compile(r"Error performing (?:GET|HEAD) .*?\b404 Not Found|NoSuchKey|RESOURCE_NOT_FOUND", re.DOTALL)
 """Texts of errors that say that an object does not exist. These errors are not problems of the store itself."""
 
@@ -61,7 +61,7 @@ MISSING_OBJECT = re.compile(r"Error performing (?:GET|HEAD) .*?\b404 Not Found|N
 def store_errors(label: str, url: str, options: Pairs, errors: tuple[type[Exception], ...]) -> Iterator[None]:
     """Raise PipelineError or TemporaryError in place of one of `errors`, if it is an error of the object store.
 
-    Its text begins with `label`: the kind and the URL of the sink or source that uses the store, for example
+    The new error's text begins with `label`, which names the sink or source that uses the store, for example
     `parquet s3://bucket/sales`. `options` are the options of the store; the text does not show their secrets.
     Errors of other kinds, and errors that are not about the object store, are not replaced.
     """

@@ -70,7 +70,7 @@ def column_type(column: "StructField", dialect: str, is_key: bool, collation: st
 
 
 def create_table(engine: "Engine", name: str, columns: "StructType", key: Sequence[str]) -> None:
-    """Create the table, unless another process creates it at the same time."""
+    """Create the table if it does not exist. Another process may create it at the same time."""
     import sqlalchemy as sa
     from sqlalchemy.exc import OperationalError, ProgrammingError
 
@@ -231,7 +231,7 @@ def _text(value: Any) -> str:
 
 
 def begin_transactions_explicitly(engine: "Engine") -> None:
-    """Let a transaction of SQLite begin before its first statement, and wait up to 30 s for other writers.
+    """Let each transaction of SQLite begin before its first statement. A statement waits up to 30 s for other writers.
 
     Python's sqlite3 alone would begin a transaction only before the first statement that changes rows. Earlier reads
     and earlier statements that create tables would then not be part of the transaction.
