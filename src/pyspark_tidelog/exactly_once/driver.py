@@ -259,12 +259,14 @@ def _check_left_out(identity: BatchIdentity, last: Decision, results: Sequence[T
     if last.was_skipped(identity.batch):
         raise WriteError(
             f"{identity} is not written, and its {rows} rows are not in the topic: batch {last.batch} was written "
-            f"before it, and numbers must not decrease. Write the rows with a number above {last.batch}, or with an "
-            "exactlyOnceId of their own"
+            f"before it, and batch numbers must not decrease. Write the rows with a batch number above {last.batch}, "
+            "or with an exactlyOnceId of their own"
         )
-    is_known = identity.batch >= last.forgotten_below
-    reason = "was written before" if is_known else "counts as written, because its number is far below"
-    logger.warning("%s %s batch %d: its %d rows are not written again", identity, reason, last.batch, rows)
+    if identity.batch >= last.forgotten_below:
+        reason = f"it was written before batch {last.batch}"
+    else:
+        reason = f"its number is so far below batch {last.batch} that it counts as written"
+    logger.warning("%s (%d rows) is not written again: %s", identity, rows, reason)
 
 
 def _check_partial(identity: BatchIdentity, partial: Decision, results: Sequence[TaskResult]) -> None:
@@ -278,8 +280,8 @@ def _check_partial(identity: BatchIdentity, partial: Decision, results: Sequence
         )
     if partial.tasks != len(results):
         raise WriteError(
-            f"{about} was written in part, by {partial.tasks} tasks, and now it has {len(results)}: run the query "
-            "again with the same input and settings, so that only the missing rows are written"
+            f"{about} had {partial.tasks} tasks when it was written in part, and now it has {len(results)}: run the "
+            "query again with the same input and settings, so that only the missing rows are written"
         )
     if not _transactions(results):
         raise WriteError(
@@ -293,8 +295,9 @@ def _repeat_remedy(batch: int) -> str:
 
 
 def _check_open(client: Client, identity: BatchIdentity, own: Sequence[TaskTransaction]) -> list[TransactionalProducer]:
-    """Raise WriteError if a transaction of the micro-batch is no longer open. Return the other open transactions of
-    the query that coordinators name. They belong to failed or repeated tasks, or to tasks of killed drivers.
+    """Raise WriteError if a transaction of the micro-batch is no longer open. Return the query's other
+    open transactions, as listed by the coordinators. They belong to failed or repeated tasks, or to tasks of killed
+    drivers.
     """
     names = {each.producer.transactional_id for each in own}
     with named_wait(identity, f"it is not known whether its {len(own)} transactions are still open"):
@@ -304,7 +307,7 @@ def _check_open(client: Client, identity: BatchIdentity, own: Sequence[TaskTrans
     if lost:
         raise WriteError(
             f"{identity} is not written: {len(lost)} of its {len(own)} transactions were aborted before the driver "
-            f"could decide, the first is {lost[0].transactional_id!r}: {TIMEOUT_REMEDY}"
+            f"could decide, for example {lost[0].transactional_id!r}: {TIMEOUT_REMEDY}"
         )
     others = {
         each.transactional_id for each in listing.transactions if is_task_id(identity.query, each.transactional_id)
@@ -318,7 +321,10 @@ def _check_open(client: Client, identity: BatchIdentity, own: Sequence[TaskTrans
 
 
 def _is_open(state: object, producer: TransactionalProducer) -> bool:
-    """Return whether the producer's transaction is open. Raises the failure if the coordinator did not describe it."""
+    """Return whether the producer's transaction is open.
+
+    If `state` is an error, raises it, except TRANSACTIONAL_ID_NOT_FOUND, which means that no transaction is open.
+    """
     is_unknown_id = isinstance(state, ApiError) and state.code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
     if isinstance(state, ApiError | ClientError) and not is_unknown_id:
         raise state

@@ -76,7 +76,7 @@ class CsvFormat(TextFormat):
         # refuses an empty line with the error EMPTY_VALUE. So the line is a pair of quotes.
         only_null = F.lit(self._options["quote"] * 2)
         if not self.has_schema:
-            # The number of fields is unknown here. With an additional field, a line never has an only field.
+            # The number of fields is unknown here. With an additional field, a line never has only one field.
             line = F.to_csv(record.withField(END, F.lit(END_VALUE)), options)
             line = F.left(line, F.length(line) - len(self._end_of_line()))
             line = F.when(line == "", only_null).otherwise(line)

@@ -32,7 +32,7 @@ Replicas = Annotated[
 ]
 Undo = Annotated[
     str,
-    typer.Option("--undo", metavar="FILE", show_default=False, help="File that gets the plan to reverse the moves."),
+    typer.Option("--undo", metavar="FILE", show_default=False, help="Write to FILE the plan that reverses the moves."),
 ]
 
 
@@ -241,9 +241,10 @@ def reassign(
 
     Without options, the command lists the moves that are not finished.
     --json prints a plan in the format of Kafka's kafka-reassign-partitions;
-    --plan reads such a plan. --throttle limits the traffic. With --watch,
-    the limit is removed after the last move, and --cancel removes it, too.
-    Otherwise remove it with --clear-throttle. --undo writes the plan that moves the replicas back.
+    --plan reads such a plan. --throttle limits the traffic. If --watch is
+    used together with --throttle, the limit is removed after the last move.
+    --cancel also removes it. In other cases, remove it with
+    --clear-throttle. --undo writes the plan that moves the replicas back.
 
     The exit code is 1 if a move was refused.
 
@@ -280,7 +281,7 @@ def check_without_plan(makes_plan: bool, cancel: bool, clear_throttle: bool, wat
     if sum((makes_plan, cancel, clear_throttle)) > 1:
         raise UsageError("a plan (--brokers, --replicas, --plan), --cancel and --clear-throttle cannot be combined")
     if watch and (cancel or clear_throttle):
-        raise UsageError("--watch waits for moves: it cannot be combined with --cancel and --clear-throttle")
+        raise UsageError("--watch waits for moves: it cannot be combined with --cancel or --clear-throttle")
     if json and clear_throttle:
         raise UsageError("--clear-throttle prints no JSON: leave out --json")
 
@@ -302,9 +303,10 @@ def drain(
     shows the plan and changes nothing. If there are too few other brokers
     for the replicas, nothing is moved: add a broker first.
 
-    With --leaders, the other replicas become leaders, and the broker stays a
-    follower. This is not needed before a restart, because a broker hands
-    over its leaderships when it is stopped cleanly.
+    With --leaders, replicas on other brokers become the leaders, and the
+    broker keeps its replicas as followers. This is not needed before a
+    restart, because a broker hands over its leaderships when it is stopped
+    cleanly.
 
     The exit code is 1 if a move was refused.
 

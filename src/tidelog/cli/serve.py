@@ -187,7 +187,7 @@ def handle_stop_signals(
 
     def restore() -> None:
         for number, handler in previous.items():
-            # None is a handler that was not installed by Python, which Python cannot install again.
+            # None stands for a handler that was not installed by Python. Python cannot install it again.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     return restore

@@ -24,13 +24,14 @@ from typing import NamedTuple
 from tidelog.cli.tables import NAME_WIDTH_MIN, Table, printable, stdout_is_utf8
 
 COLUMN_GAP = 2
-"""Number of cells between two columns."""
+"""Width of the space between two columns, in cells of the terminal."""
 BEFORE_NAMES = 4
 """Minimum `spare` of the columns that are left out before a name is shortened (only with `Table.shorten`)."""
 NUMBER = re.compile(r"[(+-]?\d[\d.,:+-]*\)?")
 """Matches words that are numbers rather than names."""
 NUMBER_WIDTH_MAX = 27
-"""The width of -(2^63 - 1) with commas and a bracket. A longer word is a list of numbers, which may be broken."""
+"""The width of -(2^63 - 1) with commas and a bracket. A longer match of NUMBER is a list of numbers, which may be
+split."""
 
 
 class TableFit(NamedTuple):
@@ -50,7 +51,7 @@ class TableFit(NamedTuple):
 
 
 def fit(table: Table, width: int) -> TableFit:
-    """Choose the columns for a width of `width` cells."""
+    """Choose the shown columns and their widths for a terminal that is `width` cells wide."""
     widths_min = [column_width_min(table, index) for index in range(len(table.columns))]
     natural_widths = [natural_width(table, index) for index in range(len(table.columns))]
     shown = list(range(len(table.columns)))
@@ -113,8 +114,8 @@ def above_lines(table: Table, fitted: TableFit, width: int) -> list[str]:
 def titled_lines(titled_texts: Sequence[tuple[str, str]], width: int) -> list[str]:
     """Return lines. Each line has as many texts as fit, and each text follows its title.
 
-    A text that does not fit into one line with its title begins on a new line, and is broken between its words. Only a
-    line with a long word may be wider than `width`.
+    If a text and its title do not fit into one line, the title begins a new line, and the text is broken between its
+    words. Only a line with a long word may be wider than `width`.
     """
     lines: list[str] = []
     for title, text in titled_texts:
@@ -152,7 +153,7 @@ def wrap_lines(text: str, width: int) -> list[str]:
 
 
 def has_one_value(table: Table, index: int) -> bool:
-    """Whether every row has the same value in the column, so that it may move above the table.
+    """Whether the column may move above the table, because every row has the same value in it.
 
     A column with a total in the footer, or a column with a negative `spare`, stays in the table.
     """
@@ -175,8 +176,9 @@ def column_width_min(table: Table, index: int) -> int:
 
     A column of numbers is wide enough for the widest number. A column of text has at least NAME_WIDTH_MIN cells, or
     fewer if all its texts are shorter. It is also wide enough for the words of its title, and for every word of the
-    texts except lists of numbers. In a column with `breaks` set, only numbers count as words. If names may be
-    shortened, the column is wide enough for the whole title, and the words of the texts have no influence.
+    texts except lists of numbers. In a column with `breaks` set, only those words of the texts that are numbers have
+    an influence. If names may be shortened, the column is wide enough for the whole title, and the words of the texts
+    have no influence.
     """
     column = table.columns[index]
     title = column.title if table.shorten else max(column.title.split(), key=cell_width, default="")

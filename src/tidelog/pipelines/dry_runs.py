@@ -30,7 +30,7 @@ def sample(pipeline: Pipeline, spark: "SparkSession", bootstrap: str, rows_max: 
     """Read at most `rows_max` records of each source, and call the function. Raises PipelineError."""
     from pyspark.sql import functions as f
 
-    # Before the sources are loaded, because the format of a source may be a class of the pipeline's file.
+    # This must happen before the sources are loaded: a source's format may be a class that the pipeline's file defines.
     send_functions_by_value(pipeline)
     context = SourceContext(spark, bootstrap, pipeline.name, is_streaming=False, begin=begin, rows_max=rows_max)
     frames: dict[str, DataFrame] = {}

@@ -42,7 +42,9 @@ class OwnedByProcess(ABC):
         """
 
     def _clean_up_at_exit(self, finalizer: Callable[[], None]) -> None:
-        """Call `_at_exit` at the end of this process. A forked child of multiprocessing calls `finalizer` instead."""
+        """Register `_at_exit` for the end of this process. If this process is a child of multiprocessing, register
+        `finalizer`, too: a forked child does not call `_at_exit`.
+        """
         atexit.register(self._at_exit)
         if "multiprocessing" in sys.modules:
             from multiprocessing import parent_process, util

@@ -177,7 +177,7 @@ def test_a_number_that_was_left_out_is_refused_when_it_comes_late(query: Query) 
     late = query.run_tasks(4, [["late"], []])
     query.new_worker()
     query.write(5, TWO)
-    message = r"batch 4 of query \S+ is not written, and its 1 rows are not in the topic.* with a number above 5"
+    message = r"batch 4 of query \S+ is not written, and its 1 rows are not in the topic.* with a batch number above 5"
     with pytest.raises(WriteError, match=message):
         query.commit(4, late)
     query.abort(4, late)
@@ -607,7 +607,7 @@ def test_transactions_time_out_after_the_decision(query: Query, lost_tasks: list
         with pytest.raises(WriteError, match=r"batch 1 .* is not written, because batch 0 .* was written in part"):
             query.write(1, TWO)
         assert query.committed() == values([ONE[2 - lost_tasks[0]]])
-        with pytest.raises(WriteError, match="by 3 tasks, and now it has 4"):
+        with pytest.raises(WriteError, match="had 3 tasks when it was written in part, and now it has 4"):
             query.write(0, [*ONE, []])
         written = 2 - lost_tasks[0]
         with pytest.raises(WriteError, match=f"task {written} of .* has 0 rows now, but had {len(ONE[written])}"):

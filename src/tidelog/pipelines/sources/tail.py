@@ -32,15 +32,15 @@ SCHEMA = StructType().add("value", "string").add("path", "string").add("position
 HASHED_BYTES = 1024
 """A hash is made of at most this many bytes at the beginning of a file, and at most this many before a position."""
 BEGINNINGS = "begun"
-"""Key in an offset of the stream. Each micro-batch has such an offset. The value has the positions from which the
-micro-batch reads some of the files: in the first micro-batch, each file that is not read from position 0; in any other
+"""Key in an offset of the stream. An offset describes one micro-batch. The value has the positions from which the
+micro-batch reads these files: in the first micro-batch, each file that is not read from position 0; in any other
 micro-batch, each file that was replaced or truncated. The micro-batch reads all other files from the position where the
 previous micro-batch ended, and new files from 0."""
 ENDS = "ends"
 """Key in an offset of the stream. Its value has, for each file, the position at which the micro-batch ends."""
 HASHES = "hashes"
-"""Key in an offset of the stream: the result of `hash_before` for the end in each file. Offsets that were stored by an
-early version have no hashes."""
+"""Key in an offset of the stream. Its value has, for each file, the result of `hash_before` for the position in ENDS.
+Offsets that were stored by an early version have no hashes."""
 
 
 def check_begin(pattern: str, context: SourceContext) -> None:
@@ -259,9 +259,9 @@ def hash_before(stream: BinaryIO, position: int) -> str | None:
 
 
 def has_lines_until(name: str, path: Path, end: int, end_hash: str | None) -> bool:
-    """Return whether the file `name` is still at `path` and has the same lines up to `end`.
+    """Return whether the file `name` is still at `path`, and its lines up to `end` have not changed.
 
-    `end_hash` is the result of `hash_before` for these lines. If it is None, only the size of the file is checked.
+    `end_hash` is the earlier result of `hash_before` for `end`. If it is None, only the size of the file is checked.
     """
     with opened(name, path) as stream:
         if stream is None or size_of(stream) < end:
