@@ -20,7 +20,7 @@ Int64s = npt.NDArray[np.int64]
 # and fields of the batch's header.
 BEGIN, END, COUNT, BASE_OFFSET, BASE_TIMESTAMP, APPEND_TIME = range(6)
 CREATE_TIME = -(1 << 63)
-"""Value of APPEND_TIME for a batch in which every record has a timestamp of its own."""
+"""Value in the column APPEND_TIME for a batch in which every record has a timestamp of its own."""
 
 WELL_FORMED = 0
 MALFORMED = 1
@@ -106,8 +106,8 @@ def _size(data: Any, at: int, end: int) -> tuple[int, int]:
 
 @compile_inline
 def _copy(data: Any, at: int, size: int, target: Any, filled: int) -> int:
-    """Copy `size` bytes to `target`, which has `filled` bytes, and return its new number of bytes. A negative size
-    means that there are none.
+    """Copy `size` bytes into `target`, after its first `filled` bytes. Return the sum of `filled` and the number of
+    copied bytes. If `size` is negative, nothing is copied.
     """
     # The index is unsigned. A signed index may be negative, and the check for a negative index would prevent the
     # compiler from turning the loop into a block copy.

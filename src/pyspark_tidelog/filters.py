@@ -46,7 +46,7 @@ def spark_pushes_filters() -> bool:
 
 
 class Comparison:
-    """One comparison of a column with values. `accepts` returns whether the comparison is true for a value."""
+    """Compares a column with the values in a filter. `accepts` returns the result for one value of the column."""
 
     def __init__(self, column: str, accepts: Callable[[Any], bool], low: Any = None, high: Any = None) -> None:
         self.column = column

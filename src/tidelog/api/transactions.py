@@ -4,8 +4,8 @@ from tidelog.wire.errors import ErrorCode
 
 
 def code_for_version(code: ErrorCode, version: int, fenced_since: int) -> ErrorCode:
-    """Return the error code that clients of this version know. Versions of an API before `fenced_since` have no
-    PRODUCER_FENCED.
+    """Return the error code for a response of this API version. Versions before `fenced_since` have no PRODUCER_FENCED,
+    so INVALID_PRODUCER_EPOCH replaces it.
     """
     if code is ErrorCode.PRODUCER_FENCED and version < fenced_since:
         return ErrorCode.INVALID_PRODUCER_EPOCH

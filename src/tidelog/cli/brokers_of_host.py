@@ -111,20 +111,23 @@ def check_directory(path: str) -> list[int]:
     """Return the numbers of the brokers whose data is in the cluster's directory `path`. If the directory is empty or
     missing, the list is empty.
 
-    Raises ConfigError if the directory belongs to one broker, has only other content, or cannot be read.
+    Raises ConfigError if the directory is the data directory of a single broker, if it contains files but no data of a
+    cluster, or if it cannot be read.
     """
     try:
         names = [file.name for file in Path(path).iterdir()]
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}): choose another with --data DIR") from None
+        raise ConfigError(
+            f"{path} cannot be read ({error.strerror}): choose another directory with --data DIR"
+        ) from None
     names = [name for name in names if not name.startswith(".") and name != "lost+found"]
     if single := next((n for n in (META_PROPERTIES, METADATA_STORE, METADATA_STORE_MARK) if n in names), None):
         raise ConfigError(
-            f"{path} is the data directory of one broker (it contains {single}), and the brokers of a cluster are in "
-            "DIR/broker-1, DIR/broker-2 and so on: choose another directory with --data DIR, or move the broker into "
-            'a cluster as docs/cluster.md says ("Grow one broker into three")'
+            f"{path} is the data directory of one broker (it contains {single}), but the brokers of a cluster use the "
+            "directories DIR/broker-1, DIR/broker-2 and so on: choose another directory with --data DIR, or move the "
+            'broker into a cluster as docs/cluster.md says ("Grow one broker into three")'
         )
     numbers = [int(match[1]) for name in names if (match := BROKER_DIRECTORY.fullmatch(name))]
     if names and not numbers and SHARED_STORE not in names:

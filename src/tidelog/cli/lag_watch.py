@@ -263,7 +263,7 @@ def watch_table(lags: Sequence[Lag], progress: dict[GroupPartition, Progress], w
     and the FIXED_LINES, which include the total.
 
     If all rows have the same group or topic, its name is in the title instead of a column. If the table is too wide,
-    the committed offsets and the ends are omitted first, then names are shortened (`cli.table_fit`). If not all rows
+    the columns Committed and End are omitted first, then names are shortened (`cli.table_fit`). If not all rows
     fit, one row contains the sum of the remaining partitions (see `split_to_fit`).
     """
     table = table_of_rows(lags, progress, width, height - FIXED_LINES)
@@ -310,9 +310,8 @@ def split_to_fit(lags: Sequence[Lag], rows_max: int) -> tuple[list[Lag], list[La
     """Split the partitions into those that have rows of their own, and those that share one row. Both lists are in
     the given order. The second list is empty if all partitions fit.
 
-    Partitions get rows of their own in this order: first the partitions with the largest lags; then the partitions
-    with an unknown lag (most of them have no commit), starting with the highest end offset; last the partitions whose
-    lag is 0.
+    The partitions of the first list are chosen in this order: first the partitions with the largest lags; then those
+    with an unknown lag (most of them have no commit), starting with the highest end offset; last those whose lag is 0.
     """
     if len(lags) <= rows_max:
         return list(lags), []

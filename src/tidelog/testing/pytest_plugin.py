@@ -87,8 +87,8 @@ def tidelog_cluster(
     """A running cluster of `tidelog_cluster_size` brokers (three by default). `tidelog_cluster.bootstrap` has their
     addresses. Topics are created when they are first used, with three replicas (fewer if there are fewer brokers).
 
-    `tidelog_cluster.kill(2)` kills a broker, and `start(2)` starts it again. Each test gets its own cluster, unless the
-    ini option `tidelog_cluster_scope` is class, module, package or session.
+    `tidelog_cluster.kill(2)` kills broker 2, and `tidelog_cluster.start(2)` starts it again. Each test gets its own
+    cluster, unless the ini option `tidelog_cluster_scope` is class, module, package or session.
     """
     from tidelog.testing import Cluster
 
@@ -118,8 +118,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             scope = item.config.getini(f"{fixture}_scope")
             subject = "broker" if fixture == "tidelog_broker" else "cluster"
             pytest.fail(
-                f"the tidelog_settings of {test_file} have no effect: {fixture}_scope is {scope}, and its {subject} was"
+                f"the tidelog_settings of {test_file} have no effect: {fixture}_scope is {scope}, and the {subject} was"
                 f" started with the tidelog_settings of {started.test_file}. Set {fixture}_scope = module or function,"
-                " or give all tests the same settings, in conftest.py",
+                " or use only one tidelog_settings for all tests, in conftest.py",
                 pytrace=False,
             )

@@ -298,7 +298,7 @@ class TestEmptyPages:
 
 
 def test_a_wrong_answer_is_an_error(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match="the answer is not a list: name the list in http"):
+    with pytest.raises(PipelineError, match="the answer is not a list: set records='FIELD' in http"):
         reader(http(server.url), tmp_path).latestOffset({"page": 0}, None)  # type: ignore[arg-type]
     with pytest.raises(PipelineError, match="the field nothing of the answer is not a list"):
         reader(http(server.url, records="nothing"), tmp_path).latestOffset({"page": 0}, None)  # type: ignore[arg-type]

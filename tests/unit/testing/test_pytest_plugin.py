@@ -125,7 +125,7 @@ def test_settings_that_would_have_no_effect_are_an_error(tmp_path: Path, scope: 
     test = "def test_it(tidelog_broker): pass\n"
     output = run_pytest(tmp_path, test, *PLUGIN, ini=f"tidelog_broker_scope = {scope}", code=1)
     assert "1 passed, 1 error" in output
-    told = f"the tidelog_settings of test_other.py have no effect: tidelog_broker_scope is {scope}, and its broker was"
+    told = f"the tidelog_settings of test_other.py have no effect: tidelog_broker_scope is {scope}, and the broker was"
     assert f"{told} started with the tidelog_settings of test_it.py. Set tidelog_broker_scope = module" in output
 
 
@@ -187,6 +187,6 @@ def test_settings_of_a_cluster_that_would_have_no_effect_are_an_error(tmp_path: 
     """
     output = run_pytest(tmp_path, test, *PLUGIN, ini="tidelog_cluster_scope = session", conftest=conftest, code=1)
     assert (
-        "tidelog_cluster_scope is session, and its cluster was started with the tidelog_settings of test_first.py"
+        "tidelog_cluster_scope is session, and the cluster was started with the tidelog_settings of test_first.py"
         in output
     )

@@ -102,7 +102,8 @@ def check_partition_columns(batch: "DataFrame", names: tuple[str, ...], sink: st
             )
     if names and len(names) == len(types):
         raise PipelineError(
-            f"{sink}: all columns are in partition_by, so the files would have no columns: leave one of them out"
+            f"{sink}: partition_by contains all columns, so the files would have no columns: remove a column from"
+            " partition_by"
         )
 
 
@@ -162,7 +163,7 @@ def removed_on_error(store: Store, files: list[WrittenFile]) -> "Iterator[None]"
 
 @contextmanager
 def abandoned_on_error(store: Store, writers: "dict[tuple[str | None, ...], _FileWriter]") -> "Iterator[None]":
-    """After an error, close the files of the writers that are left, and remove them."""
+    """After an error, close and remove the files of `writers`: the files that are not complete yet."""
     try:
         yield
     except BaseException:
@@ -173,7 +174,7 @@ def abandoned_on_error(store: Store, writers: "dict[tuple[str | None, ...], _Fil
 
 
 def remove_files(store: Store, paths: Iterable[str]) -> None:
-    """Remove files to which nothing refers. One that cannot be removed remains, and no reader sees it."""
+    """Remove files to which nothing refers. If a file cannot be removed, it remains, but no reader sees it."""
     for path in paths:
         with suppress(Exception):  # each kind of store has errors of its own
             if path:
@@ -260,7 +261,8 @@ class _FileWriter:
 
 
 def split(rows: "pa.Table", names: tuple[str, ...]) -> "Iterator[tuple[tuple[str | None, ...], pa.Table]]":
-    """For each partition of the table that has rows in `rows`, yield its values and its rows in their order."""
+    """Group `rows` by the values of the columns `names`. For each group, yield these values as texts, and the rows of
+    the group in their order in `rows`."""
     import numpy as np
     import pyarrow as pa
 

@@ -3,7 +3,7 @@
 An endpoint cannot be asked to repeat an old answer. So each page is stored in the staging directory, together with the
 cursor of the next page, before it becomes part of a micro-batch. The position of a stream is the number of the last
 page that became part of a micro-batch. When a micro-batch has been committed, the pages before its last page are
-removed. A page without records is not stored, but its cursor is.
+removed. If a page has no records, only the cursor of the next page is stored.
 """
 
 import json
@@ -35,7 +35,7 @@ next poll continues: in the endpoint's page at `cursor`, after its first `known`
 STAGING = "staging"
 """Name of the option with the directory of the pages."""
 MOVED_CURSOR = "cursor"
-"""Name of the file with the cursor of the last answer, if that answer had a new cursor and no records."""
+"""Name of the file with the cursor of the newest answer that had a new cursor but no records."""
 PAGES_MAX = 100
 """Upper bound on the pages of one micro-batch."""
 
@@ -118,7 +118,10 @@ class Endpoint:
         records = nested(answer, paging.records) if paging.records else answer
         if not isinstance(records, list):
             where = f"the field {paging.records} of the answer" if paging.records else "the answer"
-            raise PipelineError(f"{place}: {where} is not a list: name the list in http(..., records='...')")
+            raise PipelineError(
+                f"{place}: {where} is not a list: set records='FIELD' in http(), where FIELD is the name of the field"
+                " that contains the list"
+            )
         next_cursor = None
         if paging.cursor is not None:
             next_cursor = nested(answer, paging.cursor)
@@ -171,8 +174,8 @@ class Staging:
         return True
 
     def moved_cursor(self, number: int) -> Any:
-        """Return the cursor that `move_cursor` stored for page `number`, the newest page; None if there is no such
-        cursor."""
+        """Return the cursor that `move_cursor` stored together with `number`, the number of the newest page. Return
+        None if there is no such cursor."""
         try:
             moved = json.loads((self._directory / MOVED_CURSOR).read_text())
         except FileNotFoundError:
@@ -209,7 +212,7 @@ class Staging:
 
 @dataclass(frozen=True)
 class Records(InputPartition):
-    """The records of stored pages. The executors get them from the driver and need no access to the directory."""
+    """The records of one stored page. The executors get them from the driver and need no access to the directory."""
 
     texts: list[str]
 
