@@ -153,7 +153,7 @@ class ReadOptions(NamedTuple):
     group_id: str | None
     """The consumer group to which a streaming query commits its offsets. None for no group."""
     push_filters: bool
-    """Whether a batch query may read less because of its filters. See `filters` for the danger."""
+    """Whether a batch query may read less because of its filters. The module `filters` describes the danger."""
     poll_timeout_ms: int
     """Longest time, in milliseconds, that a task waits for records that existed when the query was planned."""
 
@@ -162,12 +162,12 @@ class WriteOptions(NamedTuple):
     bootstrap: str
     client: ClientConfig
     topic: str | None
-    """None if the topic column names the topic of each row."""
+    """None if each row has its topic in the column `topic`."""
     acks: int
     codec: Codec
     batch_bytes: int
     include_timestamp: bool
-    """Whether the column `timestamp` contains the timestamps of the records."""
+    """Whether the records get their timestamps from the column `timestamp`."""
     idempotent: bool
     """Whether a batch whose answer is lost, and which is sent again, is appended only once."""
     exactly_once: bool

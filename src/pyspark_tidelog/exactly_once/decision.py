@@ -1,10 +1,11 @@
 """The decision about a micro-batch, as the committed offsets of a group. Pure.
 
-The group has no members. Its offsets are committed as if it read the topic `__consumer_offsets`. Brokers forget the
-offsets of a topic that is deleted, but this topic exists wherever groups commit, and is not deleted in normal use. Each
-offset is the number of the first micro-batch whose rows may still be written: the decided micro-batch if it is PARTIAL,
-otherwise the micro-batch after it. The metadata of the offsets contains the decision, divided into chunks: partition 0
-has the first chunk. The offsets are committed in one transaction, so the chunks always belong together.
+The group has no members. Its offsets are committed as if it read the topic `__consumer_offsets`. When a topic is
+deleted, brokers forget its offsets. But `__consumer_offsets` exists wherever groups commit, and is not deleted in
+normal use. Each offset is the number of the first micro-batch whose rows may still be written: the decided micro-batch
+if it is PARTIAL, otherwise the micro-batch after it. The metadata of the offsets contains the decision, divided into
+chunks: partition 0 has the first chunk. The offsets are committed in one transaction, so the chunks always belong
+together.
 
 The text of a decision is `COUNT TASKS STATE FORGOTTEN_BELOW EARLIER;`, and then for each of the COUNT transactions
 `TASK,RECORDS,NAME,PRODUCER_ID,EPOCH,VERSION;`. Except COUNT and NAME, these words stand for fields of `Decision`,
@@ -62,7 +63,7 @@ class State(IntEnum):
 
     DECIDED = 0
     """The transactions must be committed before anything else is decided. Their transactional ids must not be used
-    again, because only the coordinators' states of these ids tell whether the transactions are committed."""
+    again, because only the state that the coordinator has for an id shows whether the id's transaction is committed."""
     PARTIAL = 1
     """The transactions are committed. Other transactions of the micro-batch were aborted: the tasks of the aborted
     transactions must write again, before another micro-batch is decided."""
@@ -71,7 +72,7 @@ class State(IntEnum):
 
 
 class Decision(NamedTuple):
-    """The last decision of a query: these transactions, and no others, contain the rows of the micro-batch `batch`."""
+    """The newest decision of a query: only these `transactions` contain the rows of the micro-batch `batch`."""
 
     batch: int
     """NOTHING_DECIDED if there is no decision yet."""
@@ -109,13 +110,13 @@ class Decision(NamedTuple):
 
     def written_tasks(self, batch: int) -> dict[int, int]:
         """Return the tasks that must not write again when the micro-batch is repeated, each with the number of its
-        records. The micro-batch must not be covered.
+        records. Call this only if `covers(batch)` is False.
         """
         return {each.task: each.records for each in self.transactions} if batch == self.batch else {}
 
 
 def group_of(query: str) -> str:
-    """Return the group of the query's decisions. It is also the driver's transactional id."""
+    """Return the id of the group that stores the query's decisions. It is also the driver's transactional id."""
     return PREFIX + query
 
 

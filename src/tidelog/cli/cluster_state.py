@@ -102,7 +102,8 @@ class ClusterState(NamedTuple):
     unread_topics: int = 0
     """The number of topics that are not in `partitions`."""
     warnings: list[str] = []  # noqa: RUF012 - never changed
-    """If the cluster was grown from fewer brokers: what it still lacks, with commands to run (cluster_growth.py)."""
+    """What still has to be done after brokers were added to the cluster, with commands. Only
+    `cluster_growth.with_warnings` fills this list."""
 
     @property
     def fenced(self) -> list[int]:
@@ -116,7 +117,8 @@ class ClusterState(NamedTuple):
 
 
 def read_state(client: "Client") -> ClusterState:
-    """Request the state of the whole cluster. Its `problems` name the details that a broker refuses to report.
+    """Request the state of the whole cluster. The `problems` of the result contain a text for each topic
+    and each detail that the brokers refuse to report.
 
     Raises CommandError, ApiError and ClientError if the request for the brokers or for the topics fails as a whole.
     """
@@ -145,7 +147,7 @@ def _describe_cluster(client: "Client") -> "DescribeClusterResponse":
     try:
         return ask_any(client, DescribeClusterRequest(include_fenced_brokers=True), DescribeClusterResponse)
     except (ClientError, ValueError):
-        # A broker of Kafka 3 cannot report fenced brokers: in its version of the API, the request lacks this field.
+        # A broker of Kafka 3 cannot report fenced brokers: its requests have no field `include_fenced_brokers`.
         return ask_any(client, DescribeClusterRequest(), DescribeClusterResponse)
 
 
@@ -179,8 +181,9 @@ def read_partitions(
     """Return the partitions of these topics, or of all topics, with their moves and `min.insync.replicas`.
 
     If `problems` is a list, topics and details that the brokers refuse to report are left out, and the reasons are
-    appended to the list. If `problems` is None, raises CommandError instead. A topic in `topics` that does not exist is
-    treated like a topic that the brokers refuse to report.
+    appended to the list. If `problems` is None, raises CommandError, ClientError or ApiError instead, but not if only
+    the settings of single topics cannot be read. A topic in `topics` that does not exist is treated like a topic that
+    the brokers refuse to report.
     """
     partitions, failures = _describe_partitions(client, topics)
     if problems is None:

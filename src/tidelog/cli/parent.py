@@ -4,10 +4,10 @@ The parent holds the write end of a pipe open and never writes. When the parent 
 closes the write end, and the broker reads end-of-file. This works on every system.
 
 The pipe alone is not enough: a process that the parent forks inherits the write end and may live longer than the
-parent. A process that Python forks closes the write end at once (`runtime/forks.py`). For processes that other code
-forks, Linux has the parent-death signal. The kernel sends this signal to the broker when the *thread* that started the
-broker ends, even if the thread's process continues. The broker therefore stops at this signal only if its parent
-process has changed.
+parent. A process that Python forks closes the write end at once (`runtime/forks.py`). A process that other code forks
+may keep it open. Therefore a broker on Linux also uses the parent-death signal. The kernel sends this signal to the
+broker when the *thread* that started the broker ends, even if the thread's process continues. So the broker stops at
+this signal only if its parent process has changed.
 """
 
 import asyncio

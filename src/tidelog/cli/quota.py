@@ -70,8 +70,8 @@ def quota() -> None:
     """Show and change quotas: limits on what clients may use.
 
     producer_byte_rate and consumer_byte_rate limit the bytes per second.
-    request_percentage limits the percentage of the time of the broker's
-    event loop.
+    request_percentage limits the time that the broker's event loop spends
+    on requests, in percent.
     controller_mutation_rate limits how many partitions are created or
     deleted per second.
     connection_creation_rate limits the new connections per second.

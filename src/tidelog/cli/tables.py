@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console, Group
 
 NAME_WIDTH_MIN = 8
-"""Minimum width, in cells, to which a column of text may shrink, even if all its words are shorter."""
+"""Minimum width, in character cells, to which a column of text may shrink, even if all its words are shorter."""
 
 
 class Column(NamedTuple):
@@ -28,8 +28,8 @@ class Column(NamedTuple):
     style: str | None = None
     spare: int = 0
     """Order in which columns are left out of a table that is too wide: the column with the highest `spare` first.
-    Columns whose `spare` is 0 stay: if they do not fit, the rows are printed as blocks. Only if each row must remain
-    one line (`Table.shorten`), these columns are left out, too, and columns with a negative `spare` last."""
+    Columns whose `spare` is 0 or negative stay: if they do not fit, the rows are printed as blocks. Only if each row
+    must remain one line (`Table.shorten`), these columns are left out, too: those with a negative `spare` last."""
     breaks: bool = False
     """Whether a word may be split over several lines. In a column where this is False, for example a column of names,
     only a long list of numbers may be split."""
@@ -48,7 +48,7 @@ class Table(NamedTuple):
     shorten: bool = False
     """Whether names may be shortened in the middle so that every row is one line. Otherwise names stay whole."""
     json: bool = True
-    """Whether the command has the option --json. If so, the note about omitted columns names this option."""
+    """Whether the command has the option --json. If so, the note about omitted columns mentions this option."""
     name_columns: int = 1
     """Number of columns, from the left, that identify a row. If the rows are printed as blocks, a block begins with
     these columns."""
@@ -182,7 +182,7 @@ def console(stderr: bool = False) -> "Console":
 
 
 def rich_table(table: Table, width: int) -> "Group":
-    """Return the table, at most `width` cells wide, with a note about the omitted columns.
+    """Return the table, at most `width` character cells wide, with a note about the omitted columns.
 
     The module `table_fit` describes how a table is fitted. If the rows are printed as blocks, a line with one long
     name may be wider.
@@ -261,8 +261,8 @@ def print_heading(line: str, *details: str) -> None:
 
 
 def heading_lines(name: str, details: Sequence[str], width: int) -> list[str]:
-    """Return the lines of a heading. Each is at most `width` cells wide, unless the name or an indented detail alone is
-    wider.
+    """Return the lines of a heading. Each is at most `width` character cells wide, unless the name or an indented
+    detail alone is wider.
     """
     from rich.cells import cell_len
 
@@ -276,7 +276,7 @@ def heading_lines(name: str, details: Sequence[str], width: int) -> list[str]:
 
 
 def paragraph(text: str) -> str:
-    """Return a text for stderr: at a terminal broken between words into lines that fit, otherwise unchanged."""
+    """Return a text for stderr. If stderr is a terminal, the text is broken between words into lines that fit."""
     if not sys.stderr.isatty():
         return text
     width = shutil.get_terminal_size().columns
@@ -322,7 +322,7 @@ def cell(number: int) -> str:
 def size(number: float) -> str:
     """Format a number of bytes: 1536 -> 1.5 KiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(round(number)) < 1024:  # the rounded number: almost 1 MiB is 1.0 MiB, not 1024 KiB
+        if abs(round(number)) < 1024:  # rounded, so that 1023.9 KiB becomes 1.0 MiB, not 1024 KiB
             return f"{number:.0f} {unit}" if unit == "B" or abs(round(number, 1)) >= 100 else f"{number:.1f} {unit}"
         number /= 1024
     return f"{number:.1f} TiB"

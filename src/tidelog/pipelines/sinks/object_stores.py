@@ -39,13 +39,13 @@ def with_limits(options: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Objects:
-    """The objects below one URL. Spark pickles it for the executors, which open the store themselves."""
+    """The objects below one URL. Spark pickles this value for the executors, which open the store themselves."""
 
     url: str
     options: tuple[tuple[str, str], ...] = field(repr=False)
     """Options of the object store, as pairs. They may contain secrets."""
     label: str
-    """What error messages call the sink, for example `parquet s3://bucket/sales`."""
+    """The sink's name in error messages, for example `parquet s3://bucket/sales`."""
 
     def open(self) -> "ObjectStore":
         """Return obstore's store. No request is sent yet. Raises PipelineError if an option is wrong."""

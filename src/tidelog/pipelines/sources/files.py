@@ -79,7 +79,7 @@ def _sets_malformed(schema: str | None, options: Mapping[str, str]) -> bool:
 
 
 def _malformed(kind: str, path: str, error: Exception) -> PipelineError:
-    """Return the error for files whose columns cannot be inferred, because some of their lines are malformed."""
+    """Return the error for files whose columns cannot be inferred, perhaps because a line is malformed."""
     cause = first_line(str(error).partition("SparkException: ")[2] or str(error))
     return PipelineError(
         f"{kind} {path}: the columns cannot be inferred, perhaps because a line is malformed: correct the files, or"
