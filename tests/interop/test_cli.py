@@ -315,7 +315,7 @@ def test_json_is_passed_on_as_it_is_written(tidelog: Run, topic: str) -> None:
 def test_a_record_that_is_too_large(tidelog: Run, topic: str) -> None:
     error = tidelog("produce", topic, input=b"x" * 2_000_000, code=1).stderr.decode()
     assert error == (
-        f"Error: 1 not written: topic {topic}: larger than the topic's max.message.bytes"
+        f"Error: 1 not written: topic {topic}: a record batch is larger than the topic's max.message.bytes"
         " (tidelog topic config can raise it)\n"
     )
 

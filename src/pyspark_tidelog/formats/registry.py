@@ -82,7 +82,10 @@ class StaticRegistry:
 
     def latest(self, subject: str | None) -> RegisteredSchema:
         if subject is not None:
-            raise OptionError("registry: a file or dictionary has no subjects: leave out subject, or set schema_id")
+            raise OptionError(
+                "registry: a file or dictionary has no subjects: leave out subject, and set schema_id if there are"
+                " several schemas"
+            )
         if len(self._schemas) != 1:
             raise OptionError(
                 f"registry: there are {len(self._schemas)} schemas: set schema or schema_id to choose the one to read"
@@ -192,7 +195,7 @@ def registry_of(source: "str | Path | Mapping[int, Any] | Registry") -> Registry
 
 def parsed_schema(schema: Any) -> Any:
     """Return a schema as parsed JSON. A text that does not begin like JSON is returned unchanged, because the name of a
-    primitive type, like `string`, is a schema too. Raises OptionError if another text is not JSON.
+    primitive type, like `string`, is a schema too. Raises OptionError if a text begins like JSON but cannot be parsed.
     """
     if isinstance(schema, Path):
         try:

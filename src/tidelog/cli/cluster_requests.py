@@ -121,8 +121,8 @@ def clear_throttle(client: "Client", brokers: Iterable[int], topics: Iterable[st
 
 
 def _alter_settings(client: "Client", changes: Mapping[tuple[int, str], Mapping[str, str | None]]) -> None:
-    """Set the settings of brokers and topics; None removes a setting. The request for a broker's settings is sent to
-    this broker.
+    """Set the settings of brokers and topics; None removes a setting. The request that changes a broker's settings is
+    sent to this broker.
 
     Raises CommandError for the first resource that is refused, after all requests have been sent.
     """

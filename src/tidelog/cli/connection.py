@@ -65,7 +65,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 NO_SUCH_TOPIC = "no such topic (tidelog topic list shows all)"
 NO_TOPIC_NAME = "not a legal topic name: use 1 to 249 letters, digits, dots, _ and -"
-TOO_LARGE = "larger than the topic's max.message.bytes (tidelog topic config can raise it)"
+TOO_LARGE = "a record batch is larger than the topic's max.message.bytes (tidelog topic config can raise it)"
 NO_BROKER = "No broker can be reached any more; still trying. Ctrl-C stops."
 NO_DELETION = "the broker does not allow topics to be deleted (delete.topic.enable=false)"
 INTERNAL_TOPIC = "an internal topic, which only brokers write"
@@ -150,7 +150,7 @@ def check_settings(settings: Mapping[str, str]) -> None:
 
 
 class Outage:
-    """Reports once that no broker can be reached, because librdkafka retries silently, for minutes or forever.
+    """Reports once that no broker can be reached. librdkafka itself retries silently, for minutes or forever.
 
     An object of this class is the `error_cb` of a librdkafka client. The callback only sets a flag, and `report` prints
     the message later. If the callback printed the message, a Ctrl-C during the printing would raise KeyboardInterrupt

@@ -16,7 +16,7 @@ class UsageError(CommandError):
 
 
 def refuse_names_with_json(names: bool, json: bool) -> None:
-    """Raise UsageError if a command that lists names has both options, because only one of the two can be printed."""
+    """Raise UsageError if --names and --json are both set: a command prints either only names or JSON."""
     if names and json:
         raise UsageError("--names and --json cannot be used together")
 

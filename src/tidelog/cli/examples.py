@@ -38,7 +38,7 @@ def break_examples(text: str, width: int) -> str:
 
 
 def break_line(line: str, width: int) -> list[str]:
-    """Break a command line between words, with a backslash at the end of each line but the last.
+    """Break a command line between words, with a backslash at the end of each line except the last.
 
     A line is longer than `width` characters only if a single word does not fit into it.
     """

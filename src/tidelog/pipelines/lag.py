@@ -27,7 +27,7 @@ class LagMonitor:
         self._clients: dict[str, Client] = {}
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        """Held while the thread stores a result, and while `finish` ends this."""
+        """Held while the thread checks `_stop` and stores a result, and while `finish` sets `_stop`."""
         self._thread = threading.Thread(target=self._run, name="lag", daemon=True)
         self._thread.start()
 
@@ -39,7 +39,7 @@ class LagMonitor:
                         measured = self.measure(query.offsets)
                         with self._lock:
                             if self._stop.is_set():
-                                return  # `finish` may have given up this measurement, and stored newer values
+                                return  # `finish` may have ended without this measurement, and set the lag to None
                             query.lag_records, query.lag_ms = measured
 
     def finish(self) -> None:

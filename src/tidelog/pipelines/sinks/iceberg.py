@@ -54,7 +54,7 @@ def iceberg(
     properties = catalog if isinstance(catalog, str) else tuple(sorted(catalog.items()))
     columns = tuple([partition_by] if isinstance(partition_by, str) else partition_by)
     if "." not in table:
-        raise PipelineError(f"iceberg {table}: the name of a table contains its namespace, as in sales.{table}")
+        raise PipelineError(f"iceberg {table}: the name of a table must contain its namespace, as in sales.{table}")
     return Iceberg(table, properties, columns, evolve)
 
 
@@ -89,7 +89,7 @@ class Iceberg:
 
 
 def load_catalog(catalog: str | Sequence[Sequence[str]], label: str) -> "Catalog":
-    """Return the catalog. `label` is what error messages call the sink or source that uses it.
+    """Return the catalog. Error messages begin with `label`: the kind and the name of the sink or source.
 
     Raises PipelineError if the catalog cannot be loaded, and TemporaryError if it does not answer. The
     message does not list the properties, but contains the error of the catalog's library, which may name an address.
@@ -153,8 +153,8 @@ class OpenedIceberg:
             self._commit([f"{location}/{file.path}" for file in files], batch_id, unbounded)
 
     def _commit(self, paths: list[str], batch_id: int, unbounded: Collection[str]) -> None:
-        """Add the files, unless another process has written this micro-batch. If this fails because the table has
-        changed, try again.
+        """Add the files in a commit, unless another process has written this micro-batch. If the commit fails because
+        the table has changed, try again.
 
         For the columns in `unbounded`, the table's metadata gets no minimum and no maximum.
         """

@@ -1,4 +1,4 @@
-"""Reads a table of a database, and in a stream the rows that are new since the last micro-batch.
+"""Reads a table of a database. A stream reads the rows that are new since the last micro-batch.
 
 The position of a stream is a value of one column: a number that grows with each new row (`incrementing`), or the time
 of the last change of a row (`timestamp`). A micro-batch reads the rows whose values are greater than its start and not
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 def load_sql(source: "Sql", context: SourceContext) -> "DataFrame":
     context.spark.dataSource.register(SqlDataSource)
     options = {
-        "secretUrl": source.url,  # Spark hides the values of options with such names
+        "secretUrl": source.url,  # Spark hides the values of options whose names contain `secret`
         "secretOptions": json.dumps(dict(source.options)),
         "table": source.table,
         "column": source.incrementing or source.timestamp or "",
@@ -146,7 +146,8 @@ class TableReader:
     def end_of_rows(
         self, begin: str | None, rows_max: int, before: datetime | None, last: str | None = None
     ) -> str | None:
-        """Return the value of the column at which a micro-batch after `begin` ends, or None if there are no rows.
+        """Return the end of the micro-batch after `begin`: the greatest value of the column in it, as a text. Return
+        None if it has no rows.
 
         The micro-batch has at most `rows_max` rows, except that all rows with the same value are in one micro-batch.
         `before`: leave out rows whose timestamp is not before this time. `last`: leave out rows whose value is greater.
@@ -175,7 +176,9 @@ class TableReader:
         return None if value is None else self.text(value)
 
     def now(self) -> datetime:
-        """Return the time of the database's clock, in the form of the timestamp column."""
+        """Return the time of the database's clock. It has a time zone only if the timestamp column has one; without a
+        time zone, it is in UTC.
+        """
         with self.engine.connect() as connection:
             return self._now(connection)
 
@@ -258,8 +261,8 @@ class SqlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = start["value"] if start else self._begin_value()
         end = None
         if self._target is not None or not self._has_target:
-            # The database compares the end with the target. So the end is never before `begin`, although rows may have
-            # been deleted, and the target is then before `begin`.
+            # If rows have been deleted, the target may be before `begin`. There are then no rows between the two:
+            # `end` is None, and the stream stays at `begin`.
             end = self._table().end_of_rows(begin, self._rows_max, self._before(), self._target)
         if end is None or (begin is not None and end == begin):
             return start or {"begin": begin, "value": begin}
