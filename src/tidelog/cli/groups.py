@@ -179,8 +179,8 @@ def partition_list_text(partitions: "Iterable[TopicPartition]") -> str:
 def readers_of(group: "Group", partitions: "Iterable[tuple[str, int]]") -> "Group":
     """Return the group with only those members that may read the topics of these partitions.
 
-    A member whose partitions are not known is kept. If no member has a partition of these topics, as during a rebalance,
-    all members are kept, because a member may be subscribed to a topic of which it has no partition.
+    A member whose partitions are not known is kept. If no member has a partition of these topics, as during a
+    rebalance, all members are kept: a member may be subscribed to a topic of which it has no partition.
     """
     topics = {topic for topic, _ in partitions}
     readers = [m for m in group.members if m.problem or any(tp.topic in topics for tp in m.partitions)]

@@ -59,7 +59,8 @@ class Ending:
 def call_all(stops: Sequence[Callable[[], None]], timeout_s: float, late_text: str = QUERIES_LATE) -> list[Exception]:
     """Call all `stops` at the same time, each in a thread of its own, and return the errors of the calls.
 
-    `late_text` says what each call stops, and what has not happened if a call has not ended in time. A call that has not ended after `timeout_s` continues in its thread, and one of the returned errors is NotStopped.
+    A call that has not ended after `timeout_s` continues in its thread, and one of the returned errors is NotStopped.
+    `late_text` says what each call stops, and what has not happened then.
     """
     errors: list[Exception] = []
 

@@ -68,7 +68,7 @@ class Lake:
         return [row for part in planned.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
 
     def stored(self) -> list[dict[str, Any]]:
-        """Return the rows that were written. pyiceberg writes an empty list in place of a null if it contains structs."""
+        """Return the rows that were written. pyiceberg writes an empty list of structs in place of a null."""
         empty: list[Any] | None = [] if self.is_foreign else None
         return [
             row | {name: row[name] or (row[name] if row["id"] == 3 else empty) for name in ("list", "map")}

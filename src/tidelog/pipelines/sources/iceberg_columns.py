@@ -1,5 +1,5 @@
-"""Find the columns of an Iceberg table in its Parquet files. A column is identified by its field id, not by its name: its
-name may have changed since a file was written, and another column may have its name now.
+"""Find the columns of an Iceberg table in its Parquet files. A column is identified by its field id, not by its name:
+its name may have changed since a file was written, and another column may have its name now.
 
 Files that have no field ids, such as those that Tidelog's sink writes, are read with the table's name mapping. It says
 which names a column has had.
@@ -62,7 +62,7 @@ class Projection:
         """Whether the file states field ids. If not, `_mapping` is used."""
 
     def stored_names(self, stored: "pa.Schema", wanted: "pa.Schema") -> list[str]:
-        """Return the names that the wanted columns have in the file. Columns that the file does not have are omitted."""
+        """Return the names that the wanted columns have in the file. Columns that it does not have are omitted."""
         positions = self._positions(list(stored), self._mapping)
         ids = [self._fields[field.name].field_id for field in wanted]
         return [stored.field(positions[number][0]).name for number in ids if number in positions]
