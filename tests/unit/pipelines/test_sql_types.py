@@ -62,7 +62,7 @@ IN_UTC = NAIVE.astimezone(datetime.UTC).isoformat()
         (ArrayType(DoubleType()), [0.5], [0.5]),
     ],
 )
-def test_values_inside_of_other_values(kind: str, value: Any, stored: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_inside_of_other_values(kind: DataType, value: Any, stored: Any) -> None:
     column = StructField("c", kind)
     table = sa.Table("t", sa.MetaData(), sa.Column("c", sa.Text()))
     assert json.loads(converters([column], table, "sqlite")["c"](value)) == stored

@@ -86,6 +86,11 @@ class DeltaLog:
     def __init__(self, options: Mapping[str, str]) -> None:
         self.location = options["location"]
         self.storage = json.loads(options["storageSecrets"])
+        self._remedy = "reset the pipeline to begin with the current rows"
+        """What to do if a version is gone."""
+        if options.get("beginIsVersion") == "True":  # a reset alone would begin with the same version again
+            begin = json.loads(options["begin"])
+            self._remedy = f"leave out begin_version={begin} in the declaration, and {self._remedy}"
 
     def table(self, version: int | None = None) -> "DeltaTable":
         """Return the table in its newest version or in `version`. Raises PipelineError if it cannot be read."""
@@ -142,8 +147,8 @@ class DeltaLog:
                 actions = [json.loads(line) for line in stream.read().splitlines() if line.strip()]
         except FileNotFoundError as error:
             raise PipelineError(
-                f"delta {self.location}: the log no longer has version {version}, so its rows cannot be read: reset "
-                f"the pipeline to begin with the current rows ({error})"
+                f"delta {self.location}: the log no longer has version {version}, so its rows cannot be read: "
+                f"{self._remedy} ({error})"
             ) from error
         except OSError as error:
             text = without_secrets(one_line(str(error)), self.storage.items())
