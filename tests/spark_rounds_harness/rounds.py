@@ -127,9 +127,11 @@ class Life:
         starts_before = restarts
         time.sleep(self._random.uniform(0, self._duration_s))
         assert self._child
-        pids = KILLS[kill](self._child.pid, self._random)
+        pids = KILLS[kill](self._child.pid, self._random) if self._child.poll() is None else []
         had_work = self._committed() < self.count
         processes.kill(pids)
+        if self._child.pid in pids:
+            self._child.wait()  # otherwise the next attempt may take it for a driver that works
         while self._end_of_last_batch() < self.count:
             restarts += self._start_if_dead()
             assert time.monotonic() < deadline, f"round {number}: not complete, see {self._log.name}"

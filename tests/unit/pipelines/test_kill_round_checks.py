@@ -1,17 +1,23 @@
 """The checks of the rounds of kills of a Spark query (`script/spark-rounds`) find each planted fault, and no other."""
 
 import json
+import os
+import signal
 import sqlite3
+import subprocess
 from contextlib import closing
 from pathlib import Path
+from random import Random
+from threading import Timer
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from spark_rounds_harness import program
+from spark_rounds_harness import processes, program
 from spark_rounds_harness.checker import NotExactlyOnce, check, check_versions
 from spark_rounds_harness.keys import PARTITIONS, key_of, last_versions
-from spark_rounds_harness.rounds import Round
+from spark_rounds_harness.rounds import Life, Round
 from spark_rounds_harness.sinks import SINKS, Target
 
 BATCH = 300
@@ -143,3 +149,30 @@ def test_reports_say_what_was_checked(
     assert printed[0].endswith("1 starts, what the check returned, 20 s")
     assert printed[1].startswith(f"1 rounds of sink {sink}: {promise}, ")
     assert json.loads(results.read_text())["checked"] == checked
+
+
+def test_a_kill_returns_when_the_processes_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the next kill could find processes that are about to end, and count although nothing worked."""
+    send = os.kill
+    monkeypatch.setattr(os, "kill", lambda pid, number: Timer(0.3, send, (pid, number)).start())
+    with subprocess.Popen(["sleep", "600"]) as child:
+        assert child.pid in processes.descendants(os.getpid())
+        processes.kill([child.pid])
+        assert child.pid not in processes.descendants(os.getpid()), "an ended process counts as one to kill"
+        assert child.poll() == -signal.SIGKILL
+
+
+def test_the_kill_of_a_driver_that_has_ended_is_not_counted() -> None:
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    life = SimpleNamespace(
+        count=600,
+        add_records=lambda _count: None,
+        _child=ended,
+        _committed=lambda: 0,
+        _duration_s=0.0,
+        _end_of_last_batch=lambda: 600,
+        _random=Random(1),
+        _start_if_dead=lambda: 0,
+    )
+    assert Life._kill_once(cast("Any", life), 1, "driver") == (0, 0)
