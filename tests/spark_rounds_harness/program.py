@@ -1,7 +1,7 @@
 """Kill the processes of a streaming query at random times, and check that it writes every record exactly once.
 
-The sinks with a key in their names store one row for each key. The records are versions of keys; after each round there
-must be one row for each key, with its last version.
+The sinks whose names end with -key store one row for each key. For them, the records are versions of keys. After each
+round there must be one row for each key, with its last version.
 
 The query runs on a Spark cluster of this machine: a driver, and two executors in processes of their own. In each round,
 records are written to the input topic, and while the query processes them, SIGKILL ends its driver, one or both of its
