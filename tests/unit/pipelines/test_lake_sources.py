@@ -169,9 +169,9 @@ class TestDelta:
         with pytest.raises(PipelineError, match="the log no longer has version 7") as missing:
             log.added_files(7)
         assert is_permanent(missing.value)
-        assert "so its rows cannot be read: reset the pipeline to begin with the current rows (" in str(missing.value)
-        begins = DeltaLog({"location": str(tmp_path), "storageSecrets": "{}", "begin": "6", "beginIsVersion": "True"})
-        with pytest.raises(PipelineError, match="leave out begin_version=6 in the declaration, and reset the pipeline"):
+        assert "Reset the pipeline: it then reads all rows of the newest version first (" in str(missing.value)
+        begins = DeltaLog({"location": str(tmp_path), "storageSecrets": "{}", "declaredVersion": "6"})
+        with pytest.raises(PipelineError, match="Leave out begin_version=6, and reset the pipeline: it then reads all"):
             begins.added_files(7)
 
         def refuse(name: str) -> None:
@@ -536,6 +536,7 @@ class TestBegin:
         spark: Any = context.spark
         options = spark.readStream.format.return_value.options.call_args.kwargs
         assert (json.loads(options["begin"]), options["beginIsVersion"]) == expected
+        assert options["declaredVersion"] == "3"
 
     @pytest.mark.parametrize(
         "declared",
