@@ -55,7 +55,7 @@ class RunningPipeline:
         """The ending of the queries while it is in progress, otherwise None. While it is in progress, the pipeline does
         not start again, and the run does not end."""
         self._ends_after_failure = False
-        """Whether a failure has caused this ending. If so, `status.error` describes the failure."""
+        """Whether a failure has caused the last ending of the queries. If so, `status.error` describes the failure."""
         self._failures_in_a_row = 0
         self._restart_at_s = 0.0
         self._stopping = False
@@ -63,7 +63,7 @@ class RunningPipeline:
         """Whether the last write of the figures has failed."""
 
     def start(self) -> None:
-        """Begin to start the queries, in another thread. `step` finds out when they run."""
+        """Start the queries in another thread, and return at once. A later call of `step` sees the end of the start."""
         self.status.state = STARTING
         self.status.restart_in_s = None
         identity = self._state.identity()
@@ -150,8 +150,8 @@ class RunningPipeline:
             Ending([query.stop for query in self._queries if not query.is_in_batch()], STOP_MAX_S).result()
 
     def stop_now(self) -> None:
-        """Interrupt the start and the queries, and wait up to STOP_MAX_S for the end of each. If the start or a query
-        has not ended by then, `status.error` says so.
+        """Interrupt the start and the queries. Wait up to STOP_MAX_S for the end of the start, and up to STOP_MAX_S for
+        the end of the queries. If the start or a query has not ended by then, a warning says so.
         """
         self._stopping = True
         starting, self._starting = self._starting, None
@@ -186,7 +186,7 @@ class RunningPipeline:
                 self.status.error = text
 
     def _finish_ending_of_step(self, ending: Ending) -> None:
-        """Finish an ending that is over. Its error is a failure of this pipeline only: it must not end the run."""
+        """Process the result of an ending that is over. An error is not raised, so that the run continues."""
         try:
             self._finish_ending(ending)
         except Exception as error:
@@ -259,7 +259,7 @@ class Run:
         try:
             self._stop_now()
             for each in self.pipelines:
-                if with_arguments:  # a failed `__enter__` passes none; perhaps it does not have all locks
+                if with_arguments:  # without arguments, `__enter__` has failed: perhaps not all states are locked
                     each.write_status()
         finally:
             for state in self._states:
@@ -287,8 +287,8 @@ class Run:
 
     def stop(self, timeout_s: float, while_waiting: Callable[[], None] = lambda: None) -> None:
         """Let the running micro-batches end, and stop. After the timeout, interrupt the micro-batches. Then wait up to
-        `stopping.STOP_MAX_S` until a pipeline's start has ended, and up to the same time again until its micro-batches
-        have ended. If something has not ended after this, the statuses name it.
+        `stopping.STOP_MAX_S` until the pipelines' starts have ended, and again up to `stopping.STOP_MAX_S` until
+        their queries have ended. If a start or a query has not ended by then, a warning says so.
         """
         for each in self.pipelines:
             each.request_stop()

@@ -129,8 +129,8 @@ class IcebergHistory:
             snapshot = table.snapshot_by_id(identifier)
             if snapshot is None:
                 raise PipelineError(
-                    f"iceberg {self.name}: snapshot {identifier} has expired, so its rows cannot be read: reset the "
-                    "pipeline to begin with the current rows"
+                    f"iceberg {self.name}: snapshot {identifier} has expired, so its rows cannot be read. Reset "
+                    "the pipeline: it then reads all rows of the newest snapshot first"
                 )
             snapshots.append(snapshot)
             identifier = snapshot.parent_snapshot_id
