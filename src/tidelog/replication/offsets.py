@@ -23,7 +23,7 @@ class Offsets:
         """Contains only offsets above 0, because the checkpoint omits the offset 0."""
         self._high_watermarks: dict[TopicPartition, int] = {}
         self._being_cut: dict[TopicPartition, None] = {}
-        """Partitions for which `lower` or `raise_start` was called. Until `end_cut`, `update` does not change their
+        """Partitions for which `lower` or `set_for_cut` was called. Until `end_cut`, `update` does not change their
         recovery points and log start offsets."""
         self._touched: dict[TopicPartition, None] = {}
         """Partitions whose offsets were set or removed since the last copies."""
@@ -58,14 +58,10 @@ class Offsets:
         self._touched[key] = self._being_cut[key] = None
         self._recovery_points[key] = recovery_point
 
-    def raise_start(self, partition: "Partition", start_offset: int) -> None:
-        """Store `start_offset` as log start offset and as recovery point, before the log is made empty. `update` does
-        not change these two offsets until `end_cut`.
-        """
-        key = partition.log.topic_partition
-        self._touched[key] = self._being_cut[key] = None
-        self._recovery_points[key] = start_offset
-        self._set_start(key, start_offset)
+    def set_for_cut(self, partition: "Partition", recovery_point: int, start_offset: int) -> None:
+        """Store these offsets of a log that is being made empty. `update` does not change them until `end_cut`."""
+        self.lower(partition, recovery_point)
+        self._set_start(partition.log.topic_partition, start_offset)
 
     def end_cut(self, partition: "Partition") -> None:
         """Let `update` change the recovery point and the log start offset again."""
