@@ -27,13 +27,15 @@ from typing import TYPE_CHECKING
 
 from tidelog.log.batch_scan import BASE_OFFSET
 from tidelog.log.checkpoints import LEADER_EPOCHS, format_epochs
+from tidelog.log.errors import CorruptLog
 from tidelog.log.leader_epochs import LeaderEpochs
 from tidelog.log.producer_state import ProducerState
-from tidelog.log.segment import Segment
+from tidelog.log.segment import LOG_SUFFIX, Segment, file_name
 from tidelog.log.segment_list import SegmentList
 from tidelog.log.snapshots import restore_producers
 
 if TYPE_CHECKING:
+    from tidelog.log.retention import Retention
     from tidelog.log.snapshots import Snapshots
     from tidelog.runtime.interfaces import Disk
 
@@ -63,6 +65,7 @@ class Cut:
         directory: str,
         segments: SegmentList,
         snapshots: "Snapshots",
+        retention: "Retention",
         epochs: LeaderEpochs,
         *,
         offset: int,
@@ -83,7 +86,9 @@ class Cut:
         remaining_count = 0 if empties else segments.floor(offset) + 1
         self.remaining_segments = segments.items[:remaining_count]
         """The segments that remain; the last one loses its tail."""
-        self.removed = segments.items[remaining_count:]
+        # Retention may have taken segments from the log without renaming their files yet. The empty log may need the
+        # name of such a file, so the cut removes these files, too.
+        self.removed = [*(retention.take_unrenamed() if empties else []), *segments.items[remaining_count:]]
         """The segments whose files are still to be removed. The last one is removed first."""
         self.start_offset = offset if empties else start_offset
         self.end_offset = offset
@@ -108,6 +113,9 @@ class Cut:
             self.end_offset = last.truncate_to(self.offset)
             last.transactions.truncate_to(self.offset)
         else:
+            path = f"{self._directory}/{file_name(self.offset, LOG_SUFFIX)}"
+            if self._disk.exists(path) and self._disk.size(path):
+                raise CorruptLog(path, 0, "an empty log cannot begin here: this file already has batches")
             self.remaining_segments = [Segment.create(self._disk, self._directory, self.offset, 0)]
             self._disk.sync_dir(self._directory)
         self.start_offset = min(self.start_offset, self.end_offset)
@@ -128,6 +136,10 @@ class Cut:
 
 def _remove(segment: Segment) -> None:
     """Remove the files of a segment. After an error, the call can be repeated."""
+    if segment.deleted:  # retention has taken it from the log
+        segment.rename_deleted()
+        segment.remove()
+        return
     try:
         segment.remove()
     except OSError:

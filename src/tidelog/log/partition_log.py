@@ -449,6 +449,7 @@ class PartitionLog:
             self.directory,
             self._segments,
             self._durability.snapshots,
+            self._retention,
             self.epochs,
             offset=offset,
             start_offset=self.log_start_offset,

@@ -338,6 +338,16 @@ class Retention:
         to_remove = [retired for retired in self._retired if retired.due_ms <= now_ms]
         return Removal(to_rename, to_remove) if to_rename or to_remove else None
 
+    def take_unrenamed(self) -> list["Segment"]:
+        """Return the retired segments whose files still have their final names. The caller removes the files. A
+        `Removal` that was returned before does not touch them any more, not even if it is run later.
+        """
+        unrenamed = [retired for retired in self._retired if not retired.renamed]
+        segments = [segment for retired in unrenamed for segment in retired.segments]
+        for retired in unrenamed:
+            retired.segments = []
+        return segments
+
     def retired(self) -> list["Segment"]:
         """Return the retired segments whose files still exist."""
         return [segment for retired in self._retired for segment in retired.segments]

@@ -284,6 +284,59 @@ def test_a_cut_below_the_start_ends_when_its_new_start_is_stored(caplog: pytest.
     run(scenario)
 
 
+async def cut_while_renames_are_pending(node: Node) -> Partition:
+    """Retention takes segments from the log. Before their files are renamed, the log is cut below its start."""
+    follower = await follower_of(node)
+    follower.log.lacks_snapshot(8)
+    follower.mark_dirty()
+    await asyncio.sleep(0.5)
+    loop = asyncio.get_running_loop()
+    began: list[bool] = []
+
+    def operation(name: str, path: str) -> None:
+        if name == "rename" and path.startswith(f"/data/{LOG_START_OFFSETS}") and not began:
+            began.append(True)
+            loop.call_soon(lambda: follower.step(diverged(follower, 2)))
+
+    node.host.disk.on_operation = operation
+    await node.partitions.enforce_retention()
+    await asyncio.sleep(0.2)
+    await node.partitions.cuts.wait(follower)
+    node.host.disk.on_operation = None
+    assert began
+    assert (follower.log_start_offset, follower.log_end_offset) == (2, 2)
+    follower.append_as_follower(batch_at(2, b"new2"), 5)
+    return follower
+
+
+RETAINED = {"segment_bytes": 160, "retention_bytes": 160, "file_delete_delay_ms": 0}
+
+
+def test_a_cut_below_the_start_removes_the_files_that_retention_has_not_renamed_yet() -> None:
+    async def scenario(node: Node) -> None:
+        follower = await cut_while_renames_are_pending(node)
+        names = [name for name in node.host.disk.list("/data/t-0") if ".log" in name]
+        assert names == [f"{2:020d}.log"]
+        await asyncio.sleep(1)
+        assert read_records(follower.log) == [(2, b"new2")]
+        await restart_with(node, node.host.disk.kill())
+        assert not node.partitions.unopened
+        assert read_records(node[0].log) == [(2, b"new2")]
+
+    run(scenario, **RETAINED)
+
+
+def test_after_a_cut_below_the_start_retention_leaves_the_new_files_alone() -> None:
+    async def scenario(node: Node) -> None:
+        follower = await cut_while_renames_are_pending(node)
+        await node.partitions.enforce_retention()
+        await asyncio.sleep(1)
+        assert f"{2:020d}.log" in node.host.disk.list("/data/t-0")
+        assert read_records(follower.log) == [(2, b"new2")]
+
+    run(scenario, **RETAINED)
+
+
 def test_a_cut_that_could_not_be_prepared_leaves_the_logs_own_offsets_for_the_next_checkpoint() -> None:
     """Another partition's checkpoint may succeed before this cut is tried again."""
 
