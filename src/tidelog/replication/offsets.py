@@ -34,12 +34,13 @@ class Offsets:
         """Store the partition's current offsets.
 
         A log start offset above the durable offset is not stored, since the log could end below it after a power cut.
-        The durable offset is stored instead.
+        The durable offset is stored instead. While a thread cuts the log, and after a cut that failed, the log's own
+        offsets do not describe its files: the offsets that were stored for the cut remain.
         """
         log = partition.log
         key = log.topic_partition
         self._touched[key] = None
-        if key not in self._being_cut:
+        if key not in self._being_cut and not log.is_being_cut:
             self._recovery_points[key] = log.recovery_point
             self._set_start(key, min(log.log_start_offset, log.durable_offset))
         self._high_watermarks[key] = partition.high_watermark

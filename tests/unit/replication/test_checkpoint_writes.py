@@ -26,6 +26,7 @@ class Partition:
         self.recovery_point = self.durable_offset = rng.randrange(2, 5)
         self.log_start_offset = rng.randrange(3)
         self.high_watermark = rng.randrange(5)
+        self.is_being_cut = False
 
 
 def files(disk: SimDisk) -> list[dict[TopicPartition, int]]:

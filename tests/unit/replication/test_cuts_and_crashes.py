@@ -337,6 +337,29 @@ def test_after_a_cut_below_the_start_retention_leaves_the_new_files_alone() -> N
     run(scenario, **RETAINED)
 
 
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EMFILE])
+@pytest.mark.parametrize("empties", [False, True])
+def test_a_stop_during_a_cut_leaves_the_stored_offsets(empties: bool, error: int) -> None:
+    async def scenario(node: Node) -> None:
+        follower = await follower_of(node, start=5, removes_files=True)
+        node.host.disk.fail("sync_dir", "/data/t-0", error, times=1 << 30)
+        follower.step(LeftBehind(5, 500) if empties else diverged(follower, 6))
+        await asyncio.sleep(1)
+        await node.stop()
+        node.host.disk.repair()
+        assert offsets_on(node.host.disk) == ((8, 500) if empties else (6, 5))
+        await node.start()
+        await node.apply(led_by(2, 6, replicas=(1, 2), partition_epoch=2))
+        assert not node.partitions.unopened
+        if empties:
+            assert (node[0].log_start_offset, node[0].log_end_offset) == (500, 500)
+        else:
+            assert node[0].log_start_offset == 5
+            assert read_records(node[0].log) == OLD[5 : node[0].log_end_offset]
+
+    run(scenario, segment_bytes=150, file_delete_delay_ms=0)
+
+
 def test_a_cut_that_could_not_be_prepared_leaves_the_logs_own_offsets_for_the_next_checkpoint() -> None:
     """Another partition's checkpoint may succeed before this cut is tried again."""
 
