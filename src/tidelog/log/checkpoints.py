@@ -73,6 +73,26 @@ class OffsetsCopy(dict[TopicPartition, int]):
         return None
 
 
+class UncertainOffsets(dict[TopicPartition, int]):
+    """The entries that a checkpoint possibly has after a write that failed: the new file may be in place although its
+    name could not be made durable. It equals nothing, so every next write of the checkpoint is carried out.
+    """
+
+    def __init__(self, older: Mapping[TopicPartition, int], newer: Mapping[TopicPartition, int]) -> None:
+        """Contains the entries of both contents. If both have an entry of a partition, the higher offset is taken."""
+        super().__init__(newer)
+        for key, offset in older.items():
+            self[key] = max(offset, self.get(key, offset))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    def __ne__(self, other: object) -> bool:
+        return True
+
+
 class CheckpointText:
     """Formats one checkpoint file. It keeps the line of each entry, so only changed entries are formatted again."""
 

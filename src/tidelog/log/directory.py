@@ -26,6 +26,7 @@ from tidelog.log.checkpoints import (
     RECOVERY_POINTS,
     CheckpointText,
     OffsetsCopy,
+    UncertainOffsets,
     format_partition_metadata,
     format_properties,
     read_offsets,
@@ -76,7 +77,7 @@ class DataDirectory:
         self._cache = IndexCache()
         self._checkpoints: dict[str, Mapping[TopicPartition, int]] = {}
         """Content of the checkpoints on the disk, by file name. If a checkpoint is missing or damaged, it has no entry
-        here; only CLEANER_OFFSETS then has an empty entry."""
+        here; only CLEANER_OFFSETS then has an empty entry. After a write that failed, the entry is UncertainOffsets."""
         self._latest: dict[str, Mapping[TopicPartition, int]] = {}
         """The newest content of each checkpoint. A full disk may have prevented its write."""
         self._texts: dict[str, CheckpointText] = {}
@@ -526,7 +527,11 @@ class DataDirectory:
             return
         if changed is None or changed:
             text = self._texts.setdefault(name, CheckpointText())
-            self._disk.write_atomic(f"{self.path}/{name}", text.format(offsets, changed))
+            try:
+                self._disk.write_atomic(f"{self.path}/{name}", text.format(offsets, changed))
+            except OSError:
+                self._checkpoints[name] = UncertainOffsets(written or {}, offsets)
+                raise
         # This assignment is necessary even if nothing was written: the next OffsetsCopy knows only its differences from
         # the OffsetsCopy `offsets`. With these differences, the CheckpointText formats only a part of its lines again.
         self._checkpoints[name] = offsets

@@ -457,7 +457,7 @@ def test_a_topic_of_the_longest_name_is_deleted_and_made_anew(disk: SimDisk) -> 
     disk = disk.kill()
     directory = DataDirectory.open(disk, "/data")
     disk.repair()
-    assert set(read_offsets(disk, RECOVERY) or {}) == {*keys, other}
+    assert set(read_offsets(disk, "/data/recovery-point-offset-checkpoint") or {}) == {*keys, other}
     for key in keys:
         with pytest.raises(InTheWay):
             directory.open_partition(*key, OTHER_ID, LogConfig(), NOW_MS)
@@ -465,7 +465,7 @@ def test_a_topic_of_the_longest_name_is_deleted_and_made_anew(disk: SimDisk) -> 
         directory.empty_retired(path)
         directory.remove_retired(path)
     assert directory.retired() == []
-    assert set(read_offsets(disk, RECOVERY) or {}) == {other}
+    assert set(read_offsets(disk, "/data/recovery-point-offset-checkpoint") or {}) == {other}
     assert read_records(directory.open_partition(*other, TOPIC_ID, LogConfig(), NOW_MS)) == [(0, b"old")]
     assert [directory.open_partition(*key, OTHER_ID, LogConfig(), NOW_MS).log_end_offset for key in keys] == [0, 0]
     directory.release()
@@ -560,3 +560,44 @@ def test_compaction_makes_holes_that_are_no_damage(disk: SimDisk) -> None:
     log.reader.may_have_holes = True
     log.configure(LogConfig())
     assert [offset for offset, _ in read_records(log)] == [0, 1, 4, 5]
+
+
+def test_a_checkpoint_whose_write_failed_after_the_rename_is_written_again(disk: SimDisk) -> None:
+    """Otherwise the next topic of this name would find the entry that the write left on the disk."""
+    directory = DataDirectory.open(disk, "/data")
+    checkpoint(directory)
+    log = open_orders(directory)
+    for _ in range(5):
+        append(log, b"x")
+    flush(log)
+    disk.fail("sync_dir", "/data", errno.ENOSPC)
+    with pytest.raises(OSError, match="No space"):
+        directory.write_checkpoints({KEY: 5}, {}, {KEY: 5})
+    assert read_offsets(disk, "/data/recovery-point-offset-checkpoint") == {KEY: 5}, (
+        "the new file is there, but its name is possibly not durable"
+    )
+    assert directory.is_behind
+    assert directory.has_entries_of(KEY)
+    retire(directory, log)
+    assert read_offsets(disk, "/data/recovery-point-offset-checkpoint") == {}
+    new = directory.open_partition("orders", 0, OTHER_ID, LogConfig(), NOW_MS, new=True)
+    append(new, b"new")
+    directory = DataDirectory.open(disk.kill(), "/data")
+    assert directory.open_partition("orders", 0, OTHER_ID, LogConfig(), NOW_MS).log_end_offset == 1
+
+
+def test_the_clean_offset_after_a_failed_write_is_not_below_the_one_on_the_disk(disk: SimDisk) -> None:
+    """A cut of the log lowers it if it is above the cut."""
+    directory = DataDirectory.open(disk, "/data")
+    directory.write_cleaner_offsets({KEY: 3})
+    disk.fail("sync_dir", "/data", errno.ENOSPC)
+    with pytest.raises(OSError, match="No space"):
+        directory.write_cleaner_offsets({KEY: 7})
+    assert directory.clean_offset(KEY) == 7
+    disk.fail("sync_dir", "/data", errno.ENOSPC)
+    with pytest.raises(OSError, match="No space"):
+        directory.write_cleaner_offsets({KEY: 5})
+    assert directory.clean_offset(KEY) == 7
+    directory.write_cleaner_offsets({KEY: 5})
+    assert directory.clean_offset(KEY) == 5
+    assert read_offsets(disk, "/data/cleaner-offset-checkpoint") == {KEY: 5}
