@@ -120,6 +120,26 @@ class CheckpointText:
         return _join_lines(list(lines.values()))
 
 
+def overwrite(disk: "Disk", path: str, data: bytes) -> None:
+    """Replace the content of a checkpoint without a second file, for a disk that has no space for one. Blocks.
+
+    If the new content needs no more blocks than the old one, most file systems need no free space for this. The version
+    at the beginning of the file is written last. If the broker is killed before, the file counts as damaged, and never
+    as a checkpoint with wrong offsets. Raises OSError; the file is then possibly damaged, too.
+    """
+    file = disk.open(path)
+    try:
+        file.pwrite(b"#", 0)
+        file.sync()
+        file.pwrite(data[1:], 1)
+        file.truncate(len(data))
+        file.sync()
+        file.pwrite(data[:1], 0)
+        file.sync()
+    finally:
+        file.close()
+
+
 def parse_offsets(data: bytes, path: str) -> dict[TopicPartition, int]:
     offsets: dict[TopicPartition, int] = {}
     for position, words in _entries(data, path, 3):

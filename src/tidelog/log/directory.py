@@ -29,10 +29,12 @@ from tidelog.log.checkpoints import (
     UncertainOffsets,
     format_partition_metadata,
     format_properties,
+    overwrite,
     read_offsets,
     read_partition_metadata,
     read_properties,
 )
+from tidelog.log.durability import FULL_DISK_ERRORS
 from tidelog.log.errors import CorruptLog
 from tidelog.log.file_kinds import CUT_MARK, DELETE_SUFFIX, Kind, aside_stem, file_kind, partition_of, retired_stem
 from tidelog.log.indexes import IndexCache
@@ -487,20 +489,36 @@ class DataDirectory:
     def write_start_offsets(self, start_offsets: Mapping[TopicPartition, int]) -> None:
         """Persist start offsets before the log files below them are removed. Raises OSError.
 
-        If the disk is full, the checkpoint is removed, so that retention can free space. Without the checkpoint,
-        each log begins with its first file.
+        If the disk is full, the checkpoint is overwritten in place, because retention must be able to free space. If
+        this fails, too, the checkpoint is removed. Without the checkpoint, each log begins with its first file, so
+        records that DeleteRecords removed from this file would be back after a crash.
         """
         try:
             self._write(LOG_START_OFFSETS, _above_zero(self._with_preserved(start_offsets, self._start_offsets)))
         except OSError as error:
-            if error.errno not in TEMPORARY_ERRORS:
+            if error.errno not in FULL_DISK_ERRORS:
                 raise
             path = f"{self.path}/{LOG_START_OFFSETS}"
-            if self._disk.exists(path):
+            if self._disk.exists(path) and not self._overwrite(LOG_START_OFFSETS, path):
                 logger.warning("the disk is full, checkpoint removed path=%s", path)
                 self._disk.remove(path)
             self._disk.sync_dir(self.path)
-            self._checkpoints.pop(LOG_START_OFFSETS, None)
+            if not self._disk.exists(path):
+                self._checkpoints.pop(LOG_START_OFFSETS, None)
+
+    def _overwrite(self, name: str, path: str) -> bool:
+        """Write the newest content of a checkpoint into its file. Returns False if the disk is too full even for that.
+        Raises other OSErrors.
+        """
+        offsets = self._latest[name]
+        try:
+            overwrite(self._disk, path, CheckpointText().format(offsets, None))
+        except OSError as error:
+            if error.errno not in TEMPORARY_ERRORS:
+                raise
+            return False
+        self._checkpoints[name] = offsets
+        return True
 
     @property
     def is_behind(self) -> bool:

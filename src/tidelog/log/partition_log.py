@@ -91,7 +91,7 @@ class PartitionLog:
         self.recovery = opened.report
         """The report of the recovery when the log was opened."""
         self._durability = Durability(disk, directory, opened)
-        self._retention = Retention(opened.segments, self._durability)
+        self._retention = Retention(disk, opened.segments, self._durability)
         self.failure: str | None = None
         """The reason why the log is permanently offline; None while the log is online."""
         self.on_io_failure: Callable[[PartitionLog, OSError], None] | None = None

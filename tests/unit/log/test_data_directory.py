@@ -394,6 +394,32 @@ def test_on_a_full_disk_the_start_offsets_give_way_to_what_makes_room(disk: SimD
     assert read_offsets(disk, STARTS) == {KEY: 2}
 
 
+def test_on_a_full_disk_the_start_offsets_are_overwritten_in_place(disk: SimDisk) -> None:
+    """The checkpoint also has the start offsets of other logs, whose records DeleteRecords has removed."""
+    directory = DataDirectory.open(disk, "/data")
+    other = TopicPartition("payments", 0)
+    directory.write_start_offsets({KEY: 1, other: 5})
+    disk.fail("create", "*.tmp", errno.ENOSPC, times=1 << 30)
+    directory.write_start_offsets({KEY: 2, other: 5})
+    assert read_offsets(disk.power_cut(random.Random(1)), STARTS) == {KEY: 2, other: 5}
+    assert not directory.is_behind
+    disk.repair()
+    directory.write_start_offsets({KEY: 3, other: 5})
+    assert read_offsets(disk.power_cut(random.Random(1)), STARTS) == {KEY: 3, other: 5}
+
+
+def test_without_a_descriptor_the_start_offsets_stay(disk: SimDisk) -> None:
+    """Retention then waits: it frees no descriptor."""
+    directory = DataDirectory.open(disk, "/data")
+    directory.write_start_offsets({KEY: 1})
+    disk.fail("create", "*.tmp", errno.EMFILE)
+    with pytest.raises(OSError, match="open files"):
+        directory.write_start_offsets({KEY: 2})
+    assert read_offsets(disk, STARTS) == {KEY: 1}
+    directory.write_start_offsets({KEY: 2})
+    assert read_offsets(disk, STARTS) == {KEY: 2}
+
+
 def test_a_log_from_another_directory_is_told_of_beside_all_others_though_the_disk_was_full(disk: SimDisk) -> None:
     directory = DataDirectory.open(disk, "/data")
     log = segmented(directory)

@@ -1,4 +1,4 @@
-"""Cuts that move the start of a follower's log, and what a crash at any step of them leaves."""
+"""Cuts and retention that move the start of a log, and what a crash at any step of them leaves."""
 
 import asyncio
 import errno
@@ -12,6 +12,7 @@ from replication_harness.node import Node, append, led_by, run
 from tidelog.log.checkpoints import LOG_START_OFFSETS, RECOVERY_POINTS, read_offsets
 from tidelog.log.leader_epochs import EpochEnd
 from tidelog.metadata.image import EMPTY_IMAGE
+from tidelog.metadata.records import PartitionState
 from tidelog.model.ids import TopicPartition
 from tidelog.replication.partition import Partition
 from tidelog.replication.replica import Diverged, LeftBehind
@@ -57,12 +58,12 @@ def diverged(follower: Partition, leader_end: int) -> Diverged:
     return Diverged(5, EpochEnd(4, leader_end), own_end)
 
 
-async def restart_with(node: Node, disk: SimDisk) -> None:
+async def restart_with(node: Node, disk: SimDisk, *states: PartitionState) -> None:
     node.host.kill()
     node.host.insert(disk)
     node.image = EMPTY_IMAGE
     await node.start()
-    await node.apply(led_by(2, 6, replicas=(1, 2), partition_epoch=2))
+    await node.apply(*states or [led_by(2, 6, replicas=(1, 2), partition_epoch=2)])
 
 
 def offsets_on(disk: SimDisk) -> tuple[int | None, int | None]:
@@ -376,3 +377,40 @@ def test_a_cut_that_could_not_be_prepared_leaves_the_logs_own_offsets_for_the_ne
         assert (follower.log_start_offset, follower.log_end_offset) == (500, 500)
 
     run(scenario)
+
+
+def test_retention_on_a_full_disk_leaves_deleted_records_of_other_partitions_deleted() -> None:
+    async def scenario(node: Node) -> None:
+        await node.apply(led_by(1, 4, replicas=(1,)), led_by(1, 4, replicas=(1,)))
+        for number in range(8):
+            append(node[0], b"%d" % number)
+        for _ in range(40):
+            append(node[1], b"x" * 20)
+        await asyncio.sleep(0.3)
+        node[0].log.delete_before(5)
+        assert await node.partitions.persist_start_offsets([node[0]]) == []
+        node.host.disk.fail("create", "/data/*.tmp", errno.ENOSPC, times=1 << 30)
+        await node.partitions.enforce_retention()
+        start = node[1].log_start_offset
+        assert start > 0
+        await restart_with(node, node.host.disk.kill(), led_by(1, 5, replicas=(1,)), led_by(1, 5, replicas=(1,)))
+        assert (node[0].log_start_offset, read_records(node[0].log)) == (5, OLD[5:])
+        assert node[1].log_start_offset == start
+
+    run(scenario, segment_bytes=700, retention_bytes=700)
+
+
+def test_a_failed_sync_of_renamed_files_takes_the_log_offline() -> None:
+    """A repeated sync could succeed although the disk does not have the names."""
+
+    async def scenario(node: Node) -> None:
+        await node.apply(led_by(1, 4, replicas=(1,)))
+        for _ in range(8):
+            append(node[0], b"x" * 100)
+        await asyncio.sleep(0.3)
+        node.host.disk.fail("sync_dir", "/data/t-0", errno.EIO)
+        await node.partitions.enforce_retention()
+        assert node[0].log.failure is not None
+        assert "sync failed" in node[0].log.failure
+
+    run(scenario, segment_bytes=300, retention_bytes=300)
