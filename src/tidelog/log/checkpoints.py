@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.config.properties import parse_properties
 from tidelog.log.errors import CorruptLog
+from tidelog.log.segment import TEMPORARY_ERRORS
 from tidelog.model.ids import TopicPartition, uuid_from_text, uuid_text
 
 if TYPE_CHECKING:
@@ -120,12 +121,15 @@ class CheckpointText:
         return _join_lines(list(lines.values()))
 
 
-def overwrite(disk: "Disk", path: str, data: bytes) -> None:
+def overwrite(disk: "Disk", path: str, data: bytes) -> bool:
     """Replace the content of a checkpoint without a second file, for a disk that has no space for one. Blocks.
 
-    If the new content needs no more blocks than the old one, most file systems need no free space for this. The version
-    at the beginning of the file is written last. If the broker is killed before, the file counts as damaged, and never
-    as a checkpoint with wrong offsets. Raises OSError; the file is then possibly damaged, too.
+    If the new content needs no more blocks than the old one, most file systems need no free space for this. Returns
+    False if there is not even enough space for this, or after another temporary error; the file is then possibly
+    damaged. Raises any other OSError.
+
+    The version at the beginning of the file is written last. If the broker is killed before, the file counts as
+    damaged, and never as a checkpoint with wrong offsets.
     """
     file = disk.open(path)
     try:
@@ -136,8 +140,13 @@ def overwrite(disk: "Disk", path: str, data: bytes) -> None:
         file.sync()
         file.pwrite(data[:1], 0)
         file.sync()
+    except OSError as error:
+        if error.errno not in TEMPORARY_ERRORS:
+            raise
+        return False
     finally:
         file.close()
+    return True
 
 
 def parse_offsets(data: bytes, path: str) -> dict[TopicPartition, int]:

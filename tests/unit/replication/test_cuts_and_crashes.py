@@ -414,3 +414,37 @@ def test_a_failed_sync_of_renamed_files_takes_the_log_offline() -> None:
         assert "sync failed" in node[0].log.failure
 
     run(scenario, segment_bytes=300, retention_bytes=300)
+
+
+@pytest.mark.parametrize("removes_files", [False, True])
+def test_a_replica_that_was_being_removed_at_a_kill_begins_empty_when_it_is_added_again(removes_files: bool) -> None:
+    """Its directory is there, but its entries in the checkpoints are not."""
+
+    async def scenario(node: Node) -> None:
+        await follower_of(node, start=5, removes_files=removes_files)
+        disk = node.host.disk
+        survivors: list[SimDisk] = []
+
+        def operation(_name: str, _path: str) -> None:
+            entries = offsets_on(disk)
+            if disk.exists("/data/t-0") and entries != (8, 5):
+                survivors.append(disk.power_cut(random.Random(len(survivors)), KILL))
+
+        disk.on_operation = operation
+        elsewhere = led_by(2, 5, replicas=(2, 3), partition_epoch=2)
+        await node.apply(elsewhere)
+        assert len(survivors) > 2
+        for survivor in survivors:
+            await restart_with(node, survivor, elsewhere)
+            assert node.host.disk.exists("/data/t-0")
+            await node.apply(led_by(2, 6, replicas=(2, 3, 1), partition_epoch=3))
+            assert not node.partitions.unopened
+            assert (node[0].log_start_offset, node[0].log_end_offset) == (0, 0)
+            [retired] = [name for name in node.host.disk.list("/data") if name.endswith("-delete")]
+            node[0].append_as_follower(batch_at(0, b"new"), 6)
+            await restart_with(node, node.host.disk.kill(), led_by(2, 7, replicas=(2, 3, 1), partition_epoch=4))
+            assert read_records(node[0].log) == [(0, b"new")]
+            await asyncio.sleep(1)
+            assert retired not in node.host.disk.list("/data"), "the next start removes it"
+
+    run(scenario, segment_bytes=150, file_delete_delay_ms=60_000)
