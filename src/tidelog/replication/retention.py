@@ -77,7 +77,8 @@ class RetentionPasses:
                     except Exception as failure:
                         sync_failure = removal.sync_failure
                         if sync_failure is not None and sync_failure.errno not in TEMPORARY_ERRORS:
-                            log.fail(f"sync failed: {sync_failure}", sync_failure)
+                            reason = f"sync failed: {sync_failure}"
+                            log.fail(reason, sync_failure)
                         self._report_failure(partition, failure)
             await self._runtime.tasks.sleep(0)
 
