@@ -84,6 +84,12 @@ class UncertainOffsets(dict[TopicPartition, int]):
         super().__init__(newer)
         for key, offset in older.items():
             self[key] = max(offset, self.get(key, offset))
+        certain = older._certain if isinstance(older, UncertainOffsets) else older
+        self._certain = {key: min(offset, certain[key]) for key, offset in newer.items() if key in certain}
+
+    def certain(self, key: TopicPartition) -> int | None:
+        """Return the partition's offset on the disk, or a lower one; None if the disk possibly has no entry of it."""
+        return self._certain.get(key)
 
     def __eq__(self, other: object) -> bool:
         return False

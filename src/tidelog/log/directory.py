@@ -435,7 +435,15 @@ class DataDirectory:
 
     def clean_offset(self, key: TopicPartition) -> int | None:
         """Return the offset up to which the partition is compacted, as the checkpoint on the disk states it; None if
-        the partition has no entry.
+        the partition has no entry. After a write that failed, this is the lower one of the two possible offsets, or
+        None if the disk possibly has no entry.
+        """
+        offsets = self._checkpoints[CLEANER_OFFSETS]
+        return offsets.certain(key) if isinstance(offsets, UncertainOffsets) else offsets.get(key)
+
+    def possible_clean_offset(self, key: TopicPartition) -> int | None:
+        """Return the highest clean offset of the partition that the checkpoint on the disk may have; None without one.
+        It differs from `clean_offset` only after a write that failed.
         """
         return self._checkpoints[CLEANER_OFFSETS].get(key)
 

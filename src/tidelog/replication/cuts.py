@@ -250,7 +250,8 @@ class Cuts:
         log = partition.log
         key, path = log.topic_partition, log.directory.rpartition("/")[0]
         try:
-            clean_offset = directories.clean_offset(key)
+            directory = directories.of(key)
+            clean_offset = None if directory is None else directory.possible_clean_offset(key)
             if clean_offset is not None and clean_offset > offset:
                 await self._runtime.tasks.run_blocking(
                     directories.write_cleaner_offsets, {key: offset}, lane=CHECKPOINTS_LANE

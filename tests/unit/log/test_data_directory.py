@@ -612,18 +612,26 @@ def test_a_checkpoint_whose_write_failed_after_the_rename_is_written_again(disk:
     assert directory.open_partition("orders", 0, OTHER_ID, LogConfig(), NOW_MS).log_end_offset == 1
 
 
-def test_the_clean_offset_after_a_failed_write_is_not_below_the_one_on_the_disk(disk: SimDisk) -> None:
-    """A cut of the log lowers it if it is above the cut."""
+def test_after_a_failed_write_both_possible_clean_offsets_are_known(disk: SimDisk) -> None:
+    """Compaction needs an entry that certainly is on the disk; a cut lowers every entry that may be there."""
     directory = DataDirectory.open(disk, "/data")
+
+    def fail_to_write(offset: int) -> None:
+        disk.fail("sync_dir", "/data", errno.ENOSPC)
+        with pytest.raises(OSError, match="No space"):
+            directory.write_cleaner_offsets({KEY: offset})
+
+    def offsets() -> tuple[int | None, int | None]:
+        return directory.clean_offset(KEY), directory.possible_clean_offset(KEY)
+
+    fail_to_write(3)
+    assert offsets() == (None, 3)
     directory.write_cleaner_offsets({KEY: 3})
-    disk.fail("sync_dir", "/data", errno.ENOSPC)
-    with pytest.raises(OSError, match="No space"):
-        directory.write_cleaner_offsets({KEY: 7})
-    assert directory.clean_offset(KEY) == 7
-    disk.fail("sync_dir", "/data", errno.ENOSPC)
-    with pytest.raises(OSError, match="No space"):
-        directory.write_cleaner_offsets({KEY: 5})
-    assert directory.clean_offset(KEY) == 7
+    assert offsets() == (3, 3)
+    fail_to_write(7)
+    assert offsets() == (3, 7)
+    fail_to_write(5)
+    assert offsets() == (3, 7)
     directory.write_cleaner_offsets({KEY: 5})
-    assert directory.clean_offset(KEY) == 5
+    assert offsets() == (5, 5)
     assert read_offsets(disk, "/data/cleaner-offset-checkpoint") == {KEY: 5}

@@ -9,7 +9,7 @@ import pytest
 
 from log_harness import make_batch, read_records
 from replication_harness.node import Node, append, led_by, run
-from tidelog.log.checkpoints import LOG_START_OFFSETS, RECOVERY_POINTS, read_offsets
+from tidelog.log.checkpoints import CLEANER_OFFSETS, LOG_START_OFFSETS, RECOVERY_POINTS, read_offsets
 from tidelog.log.leader_epochs import EpochEnd
 from tidelog.metadata.image import EMPTY_IMAGE
 from tidelog.metadata.records import PartitionState
@@ -448,3 +448,18 @@ def test_a_replica_that_was_being_removed_at_a_kill_begins_empty_when_it_is_adde
             assert retired not in node.host.disk.list("/data"), "the next start removes it"
 
     run(scenario, segment_bytes=150, file_delete_delay_ms=60_000)
+
+
+def test_a_cut_lowers_a_clean_offset_whose_write_failed_at_its_last_step() -> None:
+    """The disk has it, although the write counts as failed. After the cut it would explain a gap of lost records."""
+
+    async def scenario(node: Node) -> None:
+        follower = await follower_of(node)
+        node.host.disk.fail("sync_dir", "/data", errno.ENOSPC)
+        with pytest.raises(OSError, match="No space"):
+            node.directories.write_cleaner_offsets({KEY: 7})
+        follower.step(diverged(follower, 5))
+        await node.partitions.cuts.wait(follower)
+        assert read_offsets(node.host.disk, f"/data/{CLEANER_OFFSETS}") == {KEY: 5}
+
+    run(scenario)
