@@ -85,7 +85,9 @@ class UncertainOffsets(dict[TopicPartition, int]):
         for key, offset in older.items():
             self[key] = max(offset, self.get(key, offset))
         certain = older._certain if isinstance(older, UncertainOffsets) else older
-        self._certain = {key: min(offset, certain[key]) for key, offset in newer.items() if key in certain}
+        self._certain: dict[TopicPartition, int] = {
+            key: min(offset, certain[key]) for key, offset in newer.items() if key in certain
+        }
 
     def certain(self, key: TopicPartition) -> int | None:
         """Return the partition's offset on the disk, or a lower one; None if the disk possibly has no entry of it."""
