@@ -328,14 +328,16 @@ class OpenedTopic:
     def _key(self, batch: "DataFrame", names: Sequence[str]) -> "Column | None":
         from pyspark.sql import functions as f
 
+        from pyspark_tidelog.formats.json_format import json_text
+
         if not names:
             return None
         if len(names) == 1:
             name = names[0]
             kind = dict(batch.dtypes)[name]
             column = f.col(_quoted(name))
-            return column if kind == "binary" else _text(f.to_json(column) if kind.startswith("struct") else column)
-        return _text(f.to_json(f.struct(*(f.col(_quoted(name)) for name in names))))
+            return column if kind == "binary" else _text(json_text(column, {}) if kind.startswith("struct") else column)
+        return _text(json_text(f.struct(*(f.col(_quoted(name)) for name in names)), {}))
 
 
 def _text(column: "Column") -> "Column":

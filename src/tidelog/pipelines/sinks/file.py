@@ -106,6 +106,9 @@ class OpenedFiles:
     def write(self, batch: "DataFrame", batch_id: int) -> None:
         from pyspark.sql import functions
 
+        from pyspark_tidelog.formats.csv_format import csv_line
+        from pyspark_tidelog.formats.json_format import json_text
+
         sink, options = self.sink, dict(self.sink.options)
         directory = self.directory
         if sink.format == "lines":
@@ -114,9 +117,9 @@ class OpenedFiles:
                 raise PipelineError(f"{sink.describe()}: files of lines need one column of type string, not {types}")
             lines = batch
         elif sink.format == "json":
-            lines = batch.select(functions.to_json(functions.struct("*"), options).alias("line"))
+            lines = batch.select(json_text(functions.struct("*"), options).alias("line"))
         else:
-            lines = batch.select(functions.to_csv(functions.struct("*"), options).alias("line"))
+            lines = batch.select(csv_line(functions.struct("*"), options).alias("line"))
             if any(name.lower() == "header" and value.lower() == "true" for name, value in options.items()):
                 directory = replace(directory, layout=replace(directory.layout, header=csv_header(batch, options)))
         directory.write(lines, batch_id)
@@ -133,8 +136,8 @@ def csv_header(batch: "DataFrame", options: Mapping[str, str]) -> str:
     """
     from pyspark.sql import functions
 
+    from pyspark_tidelog.formats.csv_format import csv_line
+
     names = [functions.lit(name).alias(f"name_{number}") for number, name in enumerate(batch.columns)]
-    [[line]] = (
-        batch.sparkSession.sql("select 1").select(functions.to_csv(functions.struct(*names), dict(options))).collect()
-    )
+    [[line]] = batch.sparkSession.sql("select 1").select(csv_line(functions.struct(*names), options)).collect()
     return str(line)

@@ -169,9 +169,7 @@ class OpenedHttp:
     query: str
 
     def write(self, batch: "DataFrame", batch_id: int) -> None:
-        from pyspark.sql import functions
-
-        bodies = batch.select(functions.to_json(functions.struct("*")).alias("body"))
+        bodies = json_bodies(batch)
         # The division into requests depends only on the rows, so a repeated micro-batch has the same requests.
         ordered = bodies.repartition(self.sink.requests_at_once, "body").sortWithinPartitions("body")
         request, rows_per_request, prefix = self.sink.request, self.sink.rows_per_request, f"{self.query}-{batch_id}"
@@ -187,6 +185,15 @@ class OpenedHttp:
 
     def close(self) -> None:
         pass
+
+
+def json_bodies(batch: "DataFrame") -> "DataFrame":
+    """Return the rows as JSON texts, in the column `body`."""
+    from pyspark.sql import functions
+
+    from pyspark_tidelog.formats.json_format import json_text
+
+    return batch.select(json_text(functions.struct("*"), {}).alias("body"))
 
 
 def send_rows(
