@@ -10,9 +10,9 @@ pytest.importorskip("pyspark", reason="needs tidelog[spark]")
 
 from pyspark.sql import functions as F
 
-from pyspark_tidelog.formats import csv, decoded, json
+from pyspark_tidelog.formats import avro, csv, decoded, json
 from sinks_harness.trials import opened
-from tidelog.pipelines import file, topic
+from tidelog.pipelines import PipelineError, file, topic
 from tidelog.pipelines.declarations import SinkContext
 from tidelog.pipelines.sinks.http import json_bodies
 from tidelog.pipelines.topics import OpenedTopic, Topic
@@ -91,3 +91,28 @@ def test_a_file_of_csv_with_one_column_may_contain_nulls(spark: "SparkSession", 
     opened(file(str(tmp_path / "options"), format="csv", options=options), spark).write(rows, 0)
     [written] = (tmp_path / "options").glob("*.csv")
     assert written.read_text().splitlines()[:2] == ["'a'", "'-'"]
+
+
+def test_a_line_of_csv_has_the_order_of_its_schema(spark: "SparkSession") -> None:
+    rows = spark.sql("select 2 b, 1 a")
+    form = csv("a int, b int")
+    [row] = sent_to(topic("t", value=form), rows)
+    assert bytes(row.value) == b"1,2"
+    assert [bytes(r[0]) for r in rows.select(form.encode(F.struct("b", "a"))).collect()] == [b"1,2"]
+    with pytest.raises(Exception, match="the rows have other columns than the schema, which has a, b"):
+        rows.select(form.encode(F.struct("b", "a", F.lit(3).alias("`c")))).collect()
+    none = F.lit(None).cast("struct<b: int, a: int>")
+    assert [r[0] for r in rows.select(form.encode(none)).collect()] == [None]
+
+
+def test_a_sink_refuses_columns_that_its_format_would_leave_out(spark: "SparkSession") -> None:
+    schema = {"type": "record", "name": "R", "fields": [{"name": "n", "type": "int"}]}
+    rows = spark.sql("select 1 n, 2 more")
+    for form in (avro(schema), csv("n int")):
+        with pytest.raises(PipelineError, match="pipeline trial: topic t: .*a column more, which the schema does not"):
+            sent_to(topic("t", value=form), rows)
+        assert len(sent_to(topic("t", value=form, key="more"), rows)) == 1
+    with pytest.raises(Exception, match="a column more, which the schema does not have"):
+        rows.select(avro(schema).encode(F.struct("n", "more"))).collect()
+    with pytest.raises(Exception, match="a row does not fit the Avro schema"):
+        spark.sql("select 1L << 40 n").select(avro(schema).encode(F.struct("n"))).collect()

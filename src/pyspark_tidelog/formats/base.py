@@ -50,6 +50,13 @@ class Format(ABC):
     def encode(self, record: "Column") -> "Column":
         """Return the binary values of a column of structs. A null struct has a null value."""
 
+    def written_names(self, columns: "StructType") -> list[str]:
+        """Return the names of `columns`, the columns of the rows to encode, in the order that `encode` needs.
+
+        Raises SchemaError if the format cannot write these columns without leaving one out or changing values.
+        """
+        return list(columns.names)
+
 
 class TextFormat(Format):
     """A format whose schema the user declares."""

@@ -22,6 +22,7 @@ from pyspark_tidelog.formats.base import (
     result,
     with_defaults,
 )
+from pyspark_tidelog.formats.written_columns import check_names
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -73,8 +74,25 @@ class CsvFormat(TextFormat):
     def encode(self, record: "Column") -> "Column":
         from pyspark.sql import functions as F
 
+        fields = record
+        if self.has_schema:
+            names = self.declared.fieldNames()
+            # A line contains no names, so the fields must have the order of the schema. Spark computes this condition
+            # when it plans the query, because it depends only on the type of the struct.
+            others = record.withField(END, F.lit(END_VALUE)).dropFields(*(f"`{n.replace('`', '``')}`" for n in names))
+            has_others = F.typeof(others) != F.lit(f"struct<{END}:string>")
+            message = f"the rows have other columns than the schema, which has {', '.join(names)}: leave them out"
+            in_order = F.struct(*(record[name].alias(name) for name in names))
+            fields = F.when(has_others, F.raise_error(message)).otherwise(in_order)
         # csv_line alone returns an empty text for a null struct.
-        return F.when(record.isNotNull(), csv_line(record, self._options)).cast("binary")
+        return F.when(record.isNotNull(), csv_line(fields, self._options)).cast("binary")
+
+    def written_names(self, columns: "StructType") -> list[str]:
+        if not self.has_schema:
+            return list(columns.names)
+        names = self.declared.fieldNames()
+        check_names(columns.names, names, names)
+        return names
 
     def _result(self, text: "Column", line: "Column", row: "Column") -> "Column":
         from pyspark.sql import functions as F

@@ -291,6 +291,9 @@ class OpenedTopic:
         column `key` is made of the key columns.
         """
         from pyspark.sql import functions as f
+        from pyspark.sql.types import StructType
+
+        from pyspark_tidelog.errors import SchemaError
 
         topic, subject = self._topic, f"pipeline {self._context.pipeline}: {self._topic.describe()}"
         key_names = topic.key_names
@@ -315,6 +318,12 @@ class OpenedTopic:
                 f"{subject}: all columns of the result ({', '.join(batch.columns)}) are written as key, headers or"
                 " topic, so nothing is left for the value: add a column"
             )
+        if (find_names := getattr(topic.value, "written_names", None)) is not None:
+            schema = StructType([field for field in batch.schema if field.name in value_names])
+            try:
+                value_names = find_names(schema)
+            except SchemaError as error:
+                raise PipelineError(f"{subject}: {error}") from error
         value = topic.value.encode(f.struct(*(f.col(_quoted(name)) for name in value_names)))
         if key is not None:
             # If all columns of the value are null, the row is a tombstone: it deletes its key in a compacted topic.
