@@ -109,7 +109,7 @@ def test_a_sink_refuses_columns_that_its_format_would_leave_out(spark: "SparkSes
     schema = {"type": "record", "name": "R", "fields": [{"name": "n", "type": "int"}]}
     rows = spark.sql("select 1 n, 2 more")
     for form in (avro(schema), csv("n int")):
-        with pytest.raises(PipelineError, match="pipeline trial: topic t: .*a column more, which the schema does not"):
+        with pytest.raises(PipelineError, match=r"pipeline trial: topic t: .*a column more, which the schema does not"):
             sent_to(topic("t", value=form), rows)
         assert len(sent_to(topic("t", value=form, key="more"), rows)) == 1
     with pytest.raises(Exception, match="a column more, which the schema does not have"):

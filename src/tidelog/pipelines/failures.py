@@ -16,6 +16,12 @@ MALFORMED_LINE = re.compile(
     r"reading file (?P<file>[^\n]+?)\.\s+SQLSTATE.*?\[MALFORMED_RECORD_IN_PARSING(?P<rest>.*)", re.DOTALL
 )
 """Spark's error for a file of JSON or CSV with a line that does not fit the schema."""
+OTHER_HEADER = re.compile(
+    r"(?:CSV header does not conform to the schema\.|"
+    r"Number of column in CSV header is not equal to number of fields in the schema:)\s+"
+    r"(?P<difference>Header[^\n]*(?:\n Schema[^\n]*)?)\s*\n(?:[^\n]*\n)??CSV file: (?P<file>[^\n]+)"
+)
+"""Spark's error for a file of CSV whose first line has other columns than the schema, or another order."""
 CAUSED_BY = re.compile(r"^Caused by: [\w.$]+: (.+?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
 NO_SESSION = "[SESSION_OR_CONTEXT_NOT_EXISTS]"
 NO_SESSION_HINT = (
@@ -38,6 +44,13 @@ def cause_text(error: BaseException) -> str:
             f"{malformed['file']}: a line is malformed{detail}. Correct the file, or let Spark read such lines as rows"
             ' of nulls: file(..., options={"mode": "PERMISSIVE"})'
         )
+    if header := OTHER_HEADER.search(text):
+        difference = ", ".join(line.strip() for line in header["difference"].splitlines())
+        return (
+            f"{header['file']}: the header has other columns than the schema, or another order ({difference})."
+            " Correct the file or the schema, or let Spark ignore the names in headers:"
+            ' file(..., options={"header": True, "enforceSchema": True})'
+        )
     python_errors = TRACEBACK.findall(text) or PYTHON_ERROR.findall(text)
     if python_errors:
         name, message = python_errors[-1]
@@ -58,7 +71,9 @@ def is_permanent(error: BaseException) -> bool:
     if isinstance(error, TemporaryError):
         return False
     text = str(error)
-    return isinstance(error, PipelineError) or bool(RAISED.search(text) or MALFORMED_LINE.search(text))
+    return isinstance(error, PipelineError) or bool(
+        RAISED.search(text) or MALFORMED_LINE.search(text) or OTHER_HEADER.search(text)
+    )
 
 
 def as_exception(error: BaseException) -> Exception:

@@ -102,10 +102,10 @@ def test_values_that_do_not_fit_are_refused() -> None:
         {"id": None, "price": Decimal(1)},
         {"id": 1, "price": Decimal("123456.78")},
     ):
-        with pytest.raises(SchemaError, match="a row does not fit the Avro schema, so it is not written: .*"):
+        with pytest.raises(SchemaError, match=r"a row does not fit the Avro schema, so it is not written: .*"):
             codec.encode(record)
     codec.check(avro(SALE).schema)
-    with pytest.raises(SchemaError, match="a row does not fit the Avro schema, so it is not written: .* on field id"):
+    with pytest.raises(SchemaError, match=r"a row does not fit the Avro schema, so it is not written: .* on field id"):
         codec.encode({"id": None})
     codec = SALE_IN_PROTOBUF._codec()
     with pytest.raises(SchemaError, match=r"a row does not fit the message shop.Sale, so it is not written: .*range"):
