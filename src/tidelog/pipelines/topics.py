@@ -294,6 +294,7 @@ class OpenedTopic:
         from pyspark.sql.types import StructType
 
         from pyspark_tidelog.errors import SchemaError
+        from tidelog.pipelines.sinks.column_names import check_names
 
         topic, subject = self._topic, f"pipeline {self._context.pipeline}: {self._topic.describe()}"
         key_names = topic.key_names
@@ -310,6 +311,7 @@ class OpenedTopic:
                     " topic a format, for example value=json()"
                 )
             return batch if key is None else batch.withColumn("key", key)
+        check_names(batch.schema, subject)
         separate_names, value_names = topic.columns_apart_from_key(batch.columns)
         if key is None and "key" in batch.columns:
             key = _text(f.col("key")) if dict(batch.dtypes)["key"] != "binary" else f.col("key")

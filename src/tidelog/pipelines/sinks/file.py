@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext, option_text
+from tidelog.pipelines.sinks.column_names import check_names
 from tidelog.pipelines.sinks.extras import load
 from tidelog.pipelines.sinks.parquet import OpenedDirectory, file_location, file_target, refuse_storage_options
 from tidelog.pipelines.sinks.written_files import Layout
@@ -117,11 +118,13 @@ class OpenedFiles:
                 raise PipelineError(f"{sink.describe()}: files of lines need one column of type string, not {types}")
             lines = batch
         elif sink.format == "json":
+            check_names(batch.schema, sink.describe())
             lines = batch.select(json_text(functions.struct("*"), options).alias("line"))
         else:
-            lines = batch.select(csv_line(functions.struct("*"), options).alias("line"))
             if any(name.lower() == "header" and value.lower() == "true" for name, value in options.items()):
+                check_names(batch.schema, sink.describe())
                 directory = replace(directory, layout=replace(directory.layout, header=csv_header(batch, options)))
+            lines = batch.select(csv_line(functions.struct("*"), options).alias("line"))
         directory.write(lines, batch_id)
 
     def close(self) -> None:

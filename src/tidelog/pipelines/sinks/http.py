@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 from pyspark_tidelog.errors import counted
 from pyspark_tidelog.http_requests import Limits, RequestFailed, send
 from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext, TemporaryError
+from tidelog.pipelines.sinks.column_names import check_names
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -169,6 +170,7 @@ class OpenedHttp:
     query: str
 
     def write(self, batch: "DataFrame", batch_id: int) -> None:
+        check_names(batch.schema, self.sink.describe())
         bodies = json_bodies(batch)
         # The division into requests depends only on the rows, so a repeated micro-batch has the same requests.
         ordered = bodies.repartition(self.sink.requests_at_once, "body").sortWithinPartitions("body")
