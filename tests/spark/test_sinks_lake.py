@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from tidelog.pipelines.failures import cause_text, is_permanent
 from tidelog.pipelines.loading import declared_pipeline
 from tidelog.pipelines.queries import refuse_shared_pages
 from tidelog.pipelines.running import run
+from tidelog.pipelines.sinks.http import Request
 from tidelog.pipelines.sources.http import Endpoint, Page
 
 if TYPE_CHECKING:
@@ -296,6 +298,17 @@ def test_a_record_of_an_endpoint_that_does_not_fit_stops_the_pipeline(
             "pipeline trial: a record of http http://127.0.0.1:1/*** cannot be parsed: the value"
         )
         records.pop()
+
+
+def test_records_of_an_endpoint_keep_their_digits_and_characters(
+    spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = http("http://127.0.0.1:1/events", schema="amount decimal(30,2), name string")
+    content = b'[{"amount": 12345678901234567.89, "name": "\\ud83d"}, {"amount": 1, "name": "\xc3\xa9"}]'
+    monkeypatch.setattr(Request, "send", lambda *_: content)
+    first, second = batch_of(source, spark).collect()
+    assert (first.amount, first.name) == (Decimal("12345678901234567.89"), "?")
+    assert second.name == "\u00e9"
 
 
 def test_two_readers_of_an_endpoint_would_remove_each_others_pages(spark: "SparkSession", tmp_path: Path) -> None:
