@@ -22,6 +22,10 @@ OTHER_HEADER = re.compile(
     r"(?P<difference>Header[^\n]*(?:\n Schema[^\n]*)?)\s*\n(?:[^\n]*\n)??CSV file: (?P<file>[^\n]+)"
 )
 """Spark's error for a file of CSV whose first line has other columns than the schema, or another order."""
+JAVA_ERROR = re.compile(
+    r"^An error occurred while calling [^\n]*\n: [\w.$]+: ([^\n]+?)\s*(?:SQLSTATE: \w+)?$", re.MULTILINE
+)
+"""An error of Java that PySpark has no class for: the name and the text follow in the second line."""
 CAUSED_BY = re.compile(r"^Caused by: [\w.$]+: (.+?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
 NO_SESSION = "[SESSION_OR_CONTEXT_NOT_EXISTS]"
 NO_SESSION_HINT = (
@@ -57,6 +61,9 @@ def cause_text(error: BaseException) -> str:
         if message.startswith(NO_SESSION):
             return f"{name}: {message.strip()} ({NO_SESSION_HINT})"
         return f"{name}: {message.strip()}" if message.strip() else str(name)
+    if java := JAVA_ERROR.search(text):
+        causes = CAUSED_BY.findall(text)
+        return f"{java[1]} {causes[-1].strip()}" if causes else java[1]
     first = first_line(text)
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 

@@ -192,6 +192,8 @@ class Topic:
         else:
             raise PipelineError(f"pipeline {context.pipeline}: topic() without a name is only a sink; name a topic")
         begin = context.begin if context.begin is not None else self.begin
+        if not context.is_streaming and begin == "latest":
+            begin = "earliest"  # A sample that begins at the end would have no records.
         if isinstance(begin, int):
             options |= {"startingTimestamp": str(begin), "startingOffsetsByTimestampStrategy": "latest"}
         else:
@@ -203,6 +205,8 @@ class Topic:
         # --from overrides the declaration.
         is_overridden = context.begin is not None
         declared = {k: v for k, v in self.options.items() if not is_overridden or k.lower() not in STARTING_OPTIONS}
+        if not context.is_streaming:
+            declared = {k: v for k, v in declared.items() if k.lower() != "startingoffsets" or not begins_at_end(v)}
         return options | declared
 
     # The sink
@@ -242,6 +246,17 @@ class Topic:
             f"pipeline {context.pipeline}",
             f"or declare topic({name!r}, partitions=N) to create it",
         )
+
+
+def begins_at_end(starting_offsets: str) -> bool:
+    """Return whether the value of the option startingOffsets names the end of a partition: `latest`, or -1."""
+    if starting_offsets.strip().lower() == "latest":
+        return True
+    try:
+        partitions = list(json.loads(starting_offsets).values())
+        return any(-1 in each.values() for each in partitions)
+    except (ValueError, AttributeError):  # The Spark source raises the error.
+        return False
 
 
 def ensure_topic(
