@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from pyspark_tidelog.formats import json as json_format
 from tidelog.pipelines.declarations import PipelineError, SourceContext, interval_s, refused_begin
 from tidelog.pipelines.sinks.http import Http, Paging, Request
-from tidelog.pipelines.sinks.stores import create_directory, local_path, sync_directory
+from tidelog.pipelines.sinks.stores import create_directory, disk_errors, local_path, sync_directory
 from tidelog.pipelines.sources.json_texts import element_texts, parse_float, with_escapes
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class Staging:
         """Write a new file with a temporary name, and return its path."""
         temporary = self._directory / f"{uuid.uuid4().hex}.tmp"
         try:
-            with open(temporary, "x") as stream:
+            with disk_errors("http(): a page cannot be stored", temporary), open(temporary, "x") as stream:
                 json.dump(content, stream)
                 stream.flush()
                 os.fsync(stream.fileno())
