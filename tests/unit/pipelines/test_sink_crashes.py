@@ -23,7 +23,7 @@ from sinks_harness.trials import (
     crash_at,
     opened,
 )
-from tidelog.pipelines.declarations import PipelineError
+from tidelog.pipelines.declarations import PipelineError, TemporaryError
 from tidelog.pipelines.sinks import targets, written_files
 from tidelog.pipelines.sinks.delta import OpenedDelta, delta
 from tidelog.pipelines.sinks.directory import DirectoryTarget
