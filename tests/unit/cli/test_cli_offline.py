@@ -132,7 +132,7 @@ def test_produce_writes_what_can_be_written(tidelog: Run) -> None:
     ran = tidelog("produce", "inbox", input="x\n" * 10)
     assert ran.stderr.startswith(
         "Offline: partition 1 of inbox."
-        " Records whose key selects an offline partition cannot be written; all other records can.\n"
+        " Records whose key or line selects an offline partition cannot be written; all other records can.\n"
     )
     assert ran.stderr.endswith("10 records, 10 B, to inbox\n")
 
