@@ -16,7 +16,7 @@ from tidelog.pipelines.state import PipelineState
 
 
 def write_file(root: Path) -> None:
-    with LocalStore(str(root)).create("country=FR/day=1/part") as stream:
+    with LocalStore(str(root), "trial").create("country=FR/day=1/part") as stream:
         stream.write(b"x")
 
 

@@ -269,7 +269,8 @@ def read_file(file_system: Any, file: DeltaFile, schema: "pa.Schema") -> "Iterat
 
     values = dict(file.partition)
     with file_system.open_input_file(file.path) as stream:
-        parquet = pq.ParquetFile(stream)
+        # Times of the type INT96, as older Sparks write them, would be nanoseconds: only the years 1677 to 2262.
+        parquet = pq.ParquetFile(stream, coerce_int96_timestamp_unit="us")
         stored = [
             field.name for field in schema if field.name in parquet.schema_arrow.names and field.name not in values
         ]

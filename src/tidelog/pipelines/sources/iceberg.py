@@ -246,7 +246,8 @@ class _FileRows:
 
         file_io = load_file_io(self._properties, self._location)
         with file_io.new_input(file.path).open() as stream:
-            parquet = pq.ParquetFile(stream)
+            # Times of the type INT96, as older Sparks write them, would be nanoseconds: only the years 1677 to 2262.
+            parquet = pq.ParquetFile(stream, coerce_int96_timestamp_unit="us")
             projection = self._columns.projection(parquet.schema_arrow)
             names = projection.stored_names(parquet.schema_arrow, self._schema)
             for batch in parquet.iter_batches(columns=names):
