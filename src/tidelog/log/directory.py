@@ -36,6 +36,7 @@ from tidelog.log.errors import CorruptLog
 from tidelog.log.file_kinds import CUT_MARK, DELETE_SUFFIX, Kind, aside_stem, file_kind, partition_of, retired_stem
 from tidelog.log.indexes import IndexCache
 from tidelog.log.partition_log import PartitionLog
+from tidelog.log.pinned_entries import LogOffsets, PinnedEntries
 from tidelog.log.segment import TEMPORARY_ERRORS
 from tidelog.model.ids import TopicPartition, uuid_text
 
@@ -97,6 +98,7 @@ class DataDirectory:
         self._preserved: dict[TopicPartition, None] = {}
         """Partitions that were just opened or moved here, or that could not be opened. Their known entries stay in the
         checkpoints until `write_checkpoints` gets the recovery points of these partitions."""
+        self.pinned = PinnedEntries()
         self._retired: dict[TopicPartition, None] = {}
         """Partitions whose entries were removed. They get no new entries until a log of the same name is opened or
         moved here. If a checkpoint on the disk still has an old entry, the next write of this checkpoint removes it."""
@@ -202,6 +204,7 @@ class DataDirectory:
         if stored_id != topic_id and (stored_id is not None or self._belongs_to_older_topic(key, path, new=new)):
             raise InTheWay(f"{path} or its checkpoint entries belong to an older topic of the same name")
         self._retired.pop(key, None)
+        self.pinned.unpin(key)
         log = PartitionLog.open(
             self._disk,
             path,
@@ -346,6 +349,7 @@ class DataDirectory:
             self._start_offsets.pop(key, None)
             self._high_watermarks.pop(key, None)
             self._preserved.pop(key, None)
+            self.pinned.unpin(key)
             self._retired[key] = None
         first_error: OSError | None = None
         for name in list(self._checkpoints):
@@ -356,9 +360,9 @@ class DataDirectory:
         if first_error is not None:
             raise first_error
 
-    def register_incoming(self, log: PartitionLog, clean_offset: int | None) -> None:
+    def register_incoming(self, log: PartitionLog, clean_offset: int | None, high_watermark: int) -> None:
         """Register a log that will be moved into this directory immediately after this call: write its entries into
-        the checkpoints.
+        the checkpoints, and pin them. The caller must unpin them when the move has ended.
 
         `clean_offset`: the offset up to which the log is compacted, or None. Raises OSError.
         """
@@ -366,10 +370,12 @@ class DataDirectory:
         self._retired.pop(key, None)
         self._preserved[key] = None
         self._recovery_points[key], self._start_offsets[key] = log.recovery_point, log.log_start_offset
+        self._high_watermarks[key] = high_watermark
+        self.pinned.pin(key, LogOffsets(log.recovery_point, log.log_start_offset, high_watermark))
         # All entries are written, even if the checkpoint was removed because the disk was full: a checkpoint that
         # exists must be complete.
-        for name, offset in ((RECOVERY_POINTS, log.recovery_point), (LOG_START_OFFSETS, log.log_start_offset)):
-            self._write(name, {**self._latest.get(name, {}), key: offset})
+        for name in (RECOVERY_POINTS, LOG_START_OFFSETS, HIGH_WATERMARKS):
+            self._write(name, {**self._latest.get(name, {}), key: self.pinned.of(name)[key]})
         clean_offsets = {
             partition: offset for partition, offset in self._latest[CLEANER_OFFSETS].items() if partition != key
         }
@@ -463,9 +469,12 @@ class DataDirectory:
         """
         for key in [key for key in list(self._preserved) if key in recovery_points]:
             del self._preserved[key]
-        self._write(RECOVERY_POINTS, self._with_preserved(recovery_points, self._recovery_points))
-        self._write(LOG_START_OFFSETS, _above_zero(self._with_preserved(start_offsets, self._start_offsets)))
-        self._write(HIGH_WATERMARKS, self._with_preserved(high_watermarks, self._high_watermarks))
+        for name, offsets, older in (
+            (RECOVERY_POINTS, recovery_points, self._recovery_points),
+            (LOG_START_OFFSETS, start_offsets, self._start_offsets),
+            (HIGH_WATERMARKS, high_watermarks, self._high_watermarks),
+        ):
+            self._write(name, self._complete(name, offsets, older))
 
     def high_watermark(self, key: TopicPartition) -> int:
         """Return the partition's high watermark, as read from the checkpoint at the broker's start; 0 if unknown."""
@@ -490,7 +499,7 @@ class DataDirectory:
         each log begins with its first file.
         """
         try:
-            self._write(LOG_START_OFFSETS, _above_zero(self._with_preserved(start_offsets, self._start_offsets)))
+            self._write(LOG_START_OFFSETS, self._complete(LOG_START_OFFSETS, start_offsets, self._start_offsets))
         except OSError as error:
             if error.errno not in TEMPORARY_ERRORS:
                 raise
@@ -509,12 +518,16 @@ class DataDirectory:
             for name, offsets in list(self._latest.items())
         )
 
-    def _with_preserved(
-        self, offsets: Mapping[TopicPartition, int], older: Mapping[TopicPartition, int]
+    def _complete(
+        self, name: str, offsets: Mapping[TopicPartition, int], older: Mapping[TopicPartition, int]
     ) -> Mapping[TopicPartition, int]:
-        """Return `offsets`, and the preserved entries of `older`. A mapping that may change later is copied."""
-        preserved = {key: older[key] for key in list(self._preserved) if key in older}
-        return offsets if isinstance(offsets, OffsetsCopy) and not preserved else {**preserved, **offsets}
+        """Return the entries of the checkpoint `name`: `offsets`, the preserved entries of `older` and the pinned
+        entries. A mapping that may change later is copied.
+        """
+        preserved, pinned = {key: older[key] for key in list(self._preserved) if key in older}, self.pinned.of(name)
+        if preserved or pinned or not isinstance(offsets, OffsetsCopy):
+            offsets = {**preserved, **offsets, **pinned}
+        return _above_zero(offsets) if name == LOG_START_OFFSETS else offsets
 
     def _write(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
         if any(map(offsets.__contains__, self._retired)):

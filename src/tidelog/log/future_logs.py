@@ -16,6 +16,8 @@ A partition is not compacted while it is being moved, so a copy has no `.cleaned
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tidelog.log.checkpoints import read_partition_metadata
+from tidelog.log.errors import CorruptLog
 from tidelog.log.file_kinds import DELETE_SUFFIX, aside_stem
 from tidelog.model.ids import TopicPartition
 
@@ -69,6 +71,19 @@ def rename_copy(disk: "Disk", future: str, source: str, partition: TopicPartitio
     disk.write_atomic(f"{future}/{TAKES_OVER}", b"")
     disk.rename(future, f"{target}/{partition}")
     disk.sync_dir(target)
+
+
+def may_belong_to(disk: "Disk", directory: str, partition: TopicPartition, topic_id: bytes, random: bytes) -> bool:
+    """Return whether `retire_log` with the same arguments may be called for a log of the topic `topic_id`. It may not
+    if the partition's name in `directory` belongs to a newer topic, or does not exist any more. Raises OSError.
+    """
+    path = f"{directory}/{partition}"
+    if disk.exists(f"{path}.{random.hex()}{DELETE_SUFFIX}"):
+        return True  # an earlier call of `retire_log` has renamed the log
+    try:
+        return read_partition_metadata(disk, path) == topic_id
+    except CorruptLog:
+        return True  # the file is damaged; in a new log it would be complete
 
 
 def retire_log(disk: "Disk", source: str, partition: TopicPartition, random: bytes) -> str:
