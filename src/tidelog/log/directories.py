@@ -7,7 +7,7 @@ directories can be used and none of them looks as if its disk were not mounted.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.log.checkpoints import META_PROPERTIES, PARTITION_METADATA, read_partition_metadata, read_properties
@@ -73,7 +73,7 @@ class DataDirectories:
 
     The attributes and `place`, `of`, `by_path`, `holders`, `clean_offset`, `moved`, `fail`, `forget` and
     `take_failures` are used on the event loop. The other methods block and may run on any thread. Those that write
-    checkpoints (`write_...`, `try_checkpoints`, `retire`, `remove_retired`, `adopt_start_offsets`,
+    checkpoints (`write_...`, `try_checkpoints`, `retire`, `remove_retired`, `prepare_adoption`,
     `forget_stale_entries`) must be called one at a time.
     """
 
@@ -480,9 +480,9 @@ class DataDirectories:
         for directory, directory_id in zip(self.online, new_ids, strict=True):
             directory.write_identity(cluster_id, node_id, directory_id)
 
-    def adopt_start_offsets(self) -> None:
+    def prepare_adoption(self, topics: Container[str]) -> None:
         for directory in self._usable():
-            directory.adopt_start_offsets()
+            directory.prepare_adoption(topics)
 
     def write_checkpoints(
         self,

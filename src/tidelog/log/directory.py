@@ -2,7 +2,7 @@
 
 Every method blocks. `open`, `inspect`, `lock` and `begin` are called before the broker runs, and `close_clean` after it
 has stopped. All other methods may be called from any thread. Two calls of methods that write checkpoints (`write_...`,
-`adopt_start_offsets`, `retire`, `remove_retired`, `remove_entries`, `make_way`, `register_incoming`) must not overlap.
+`prepare_adoption`, `retire`, `remove_retired`, `remove_entries`, `make_way`, `register_incoming`) must not overlap.
 
 The entries of a deleted partition are removed from the checkpoints, durably, before a log of the same name is
 created. Otherwise the new log would look as if it had lost records at its end or start.
@@ -14,7 +14,7 @@ start offset becomes the offset of the first file that exists.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Final
 
 from tidelog.log.checkpoints import (
@@ -35,6 +35,7 @@ from tidelog.log.checkpoints import (
 from tidelog.log.errors import CorruptLog
 from tidelog.log.file_kinds import CUT_MARK, DELETE_SUFFIX, Kind, aside_stem, file_kind, partition_of, retired_stem
 from tidelog.log.indexes import IndexCache
+from tidelog.log.kafka_snapshots import remove_unproved_snapshots
 from tidelog.log.partition_log import PartitionLog
 from tidelog.log.pinned_entries import LogOffsets, PinnedEntries
 from tidelog.log.segment import TEMPORARY_ERRORS
@@ -168,14 +169,20 @@ class DataDirectory:
             logger.warning("checkpoint ignored, %s reason=%s", consequence, error)
             return {}
 
-    def adopt_start_offsets(self) -> None:
-        """Persist start offsets before Kafka's logs are opened here for the first time.
+    def prepare_adoption(self, topics: Container[str]) -> None:
+        """Prepare the logs of Kafka's `topics` before they are opened here for the first time: persist their start
+        offsets, and remove snapshots that do not prove what recovery concludes from them.
 
         If the first file of a log begins above the log's entry in the checkpoint, the start offset becomes the
         file's offset, permanently. Raises OSError.
         """
         self._take_start_offsets_from_files()
         self.write_start_offsets(self._start_offsets)
+        if not self.clean and self._recovery_points_known:
+            for name in self._disk.list(self.path):
+                key = partition_of(name)
+                if key is not None and key.topic in topics and self._disk.is_dir(f"{self.path}/{name}"):
+                    remove_unproved_snapshots(self._disk, f"{self.path}/{name}", self._recovery_points.get(key, 0))
 
     def _take_start_offsets_from_files(self) -> None:
         for name in self._disk.list(self.path):

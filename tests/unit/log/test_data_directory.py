@@ -351,7 +351,7 @@ def test_kafkas_start_offsets_may_lag_behind_its_files_until_they_are_adopted(
     disk.sync_dir("/data/orders-0")
     disk.write_atomic(STARTS, checkpointed)
     directory = DataDirectory.open(disk, "/data")
-    directory.adopt_start_offsets()
+    directory.prepare_adoption({"orders"})
     expected = 3 if b"3" in checkpointed else 2
     disk = disk.power_cut(random.Random(1))  # what was adopted is durable
     directory = DataDirectory.open(disk, "/data")

@@ -146,8 +146,8 @@ def test_nothing_stays_pinned_when_a_move_fails() -> None:
 @pytest.mark.parametrize("delay_s", [0, 0.02])
 @pytest.mark.parametrize("operation", ["rename", "sync_dir"])
 def test_the_topic_is_deleted_before_the_old_log_is_renamed(operation: str, delay_s: float, is_made_anew: bool) -> None:
-    """The rename, or its sync, waits for a file descriptor. The old log is removed later. A new topic of the same name may have its
-    log in the directory of the old one by then.
+    """The rename, or its sync, waits for a file descriptor. The old log is removed later. A new topic of the same
+    name may have its log in the directory of the old one by then.
     """
 
     async def scenario(broker: LoneBroker) -> None:
