@@ -110,7 +110,7 @@ class Swap:
         self._log.segments.swapping = False
 
     def give_up(self) -> None:
-        """End the swap after `announce` failed and `discard` was called."""
+        """End the swap before `announce` was called, or after it failed and `discard` was called."""
         self._log.segments.swapping = False
 
     def discard(self) -> None:
