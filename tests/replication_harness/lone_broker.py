@@ -40,7 +40,17 @@ class LoneBroker:
         if disk is not None:
             self.host.insert(disk)
         runtime = self.host.start()
-        self.directories = await runtime.tasks.run_blocking(DataDirectories.open, runtime.disk, [*self.paths])
+        self.directories = await runtime.tasks.run_blocking(
+            DataDirectories.inspect,
+            runtime.disk,
+            [*self.paths],
+            True,  # the metadata is elsewhere
+        )
+        await runtime.tasks.run_blocking(self.directories.acquire)
+        ids = [f"id-of-{path[1:]}" for path in self.paths]
+        await runtime.tasks.run_blocking(
+            self.directories.write_identity, "cluster", 1, ids[: len(self.directories.online)]
+        )
         self.partitions = Partitions(
             runtime, self.directories, lambda _image, _name: self.config, node_id=1, flush_interval_ms=100
         )

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tidelog.log.checkpoints import read_partition_metadata
 from tidelog.log.errors import CorruptLog
 from tidelog.log.future_logs import (
     UnfinishedCopy,
@@ -356,7 +357,8 @@ class Moves:
             future_log.epochs.dirty = True
             producers = encode_snapshot(old.producers)
             high_watermark, now_ms = partition.high_watermark, runtime.clock.now_ms()
-            args = (runtime.disk, source, move.target, future_log, producers, high_watermark, now_ms)
+            random = runtime.random.randbytes(16)
+            args = (runtime.disk, source, move.target, future_log, producers, high_watermark, now_ms, random)
             new = await runtime.tasks.run_blocking(_finish_copy, *args, lane=CHECKPOINTS_LANE)
             move.path = new.directory
             move.future_log = new
@@ -364,7 +366,7 @@ class Moves:
             await self._copy_rest(move, old, new)
             self._switch(move, source, old, new)
             move.future_log, move.path = None, ""  # from now on the copy must not be discarded
-            retiring = (runtime.disk, source, old, partition.topic_id, runtime.random.randbytes(16))
+            retiring = (runtime.disk, source, old, partition.topic_id, random)
             try:
                 # The old log of a deleted partition is retired, too: only then are its files removed.
                 retired_path = await retry_without_descriptor(
@@ -488,6 +490,7 @@ def _finish_copy(
     producers: bytes,
     high_watermark: int,
     now_ms: int,
+    random: bytes,
 ) -> "PartitionLog":
     """Make the copy durable, together with the producer state in the snapshot `producers`. Rename the copy, and return
     the log under its new name.
@@ -497,9 +500,26 @@ def _finish_copy(
     copy.close(clean=True)
     if copy.failure is not None:
         raise StorageError(copy.failure)
+    _free_name(disk, target, copy, random)
     target.register_incoming(copy, source.clean_offset(copy.topic_partition), high_watermark)
     rename_copy(disk, copy.directory, source.path, copy.topic_partition)
     return target.reopen(copy, now_ms)
+
+
+def _free_name(disk: "Disk", target: "DataDirectory", copy: "PartitionLog", random: bytes) -> None:
+    """Rename a directory in `target` that has the name of the log and is not in use. It belongs to an older topic, or
+    it is an old log of this partition that could not be renamed at the end of an earlier move. Raises OSError.
+    """
+    key = copy.topic_partition
+    path = f"{target.path}/{key}"
+    if not disk.exists(path):
+        return
+    topic_id = read_partition_metadata(disk, copy.directory)
+    assert topic_id is not None
+    target.make_way(key, topic_id)  # renames the directory if it belongs to another topic
+    if disk.exists(path):
+        logger.warning("old log of a moved partition renamed path=%s", path)
+        retire_log(disk, target.path, key, random)  # the next start removes it
 
 
 def _retire_old_log(

@@ -186,3 +186,37 @@ def test_the_topic_is_deleted_before_the_old_log_is_renamed(operation: str, dela
             assert records(broker.partition()) == [(0, b"new")]
 
     run(scenario, segment_bytes=150, file_delete_delay_ms=0)
+
+
+@pytest.mark.parametrize("is_old_topic", [True, False])
+def test_an_unused_directory_with_the_name_of_the_log_is_in_the_way(is_old_topic: bool) -> None:
+    """It is of an older topic, or it is the log of an earlier move whose rename failed. The data directory works."""
+
+    async def scenario(broker: LoneBroker) -> None:
+        source = await with_deleted_records(broker)
+        target = next(path for path in PATHS if path != source)
+        if is_old_topic:
+            other = broker.disk.read(f"{source}/t-0/partition.metadata").replace(b"AQ", b"Ag")
+            broker.disk.make_dirs(f"{target}/t-0")
+            broker.disk.write_atomic(f"{target}/t-0/partition.metadata", other)
+        else:
+            broker.disk.fail("rename", f"{source}/t-0", errno.ENOSPC)
+            broker.begin_move(broker.partition())
+            await until_moved(broker)
+            assert broker.disk.exists(f"{source}/t-0"), "not renamed"
+            source, target = target, source
+        append(broker.partition(), b"8")
+        assert broker.begin_move(broker.partition()) == target
+        await until_moved(broker)
+        assert dict(broker.directories.failed) == {}
+        assert broker.directory_of(broker.partition()) == target
+        assert any(name.endswith("-stray") for name in broker.disk.list(target)) == is_old_topic
+        append(broker.partition(), b"9")
+        broker.kill()
+        await broker.start({"t": (1, 2)})
+        assert broker.directory_of(broker.partition()) == target
+        assert records(broker.partition()) == [(n, b"%d" % n) for n in range(5, 10)]
+        await asyncio.sleep(1)
+        assert not [n for path in PATHS for n in broker.disk.list(path) if n.endswith("-delete")]
+
+    run(scenario, segment_bytes=150)
