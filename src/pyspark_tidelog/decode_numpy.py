@@ -160,8 +160,8 @@ def _read_header_ranges(
 ) -> tuple[Int64s, ByteRanges, ByteRanges, Int64s]:
     """Read the headers of all records, in order.
 
-    For each header, return the index of its record, its key and its value. For each record, return the position
-    after its headers.
+    For each header, return the index of its record, the range of its key and the range of its value. For each record,
+    return the position after its headers.
     """
     at = at.copy()
     steps: list[tuple[Int64s, ByteRanges, ByteRanges]] = []

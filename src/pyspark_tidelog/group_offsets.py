@@ -1,7 +1,7 @@
 """Commit the offsets of a streaming query to a consumer group, so that tools for groups show the query's lag.
 
-The checkpoint of the query alone decides where the query continues. The group is a copy for display: the query does not
-join the group, and a failed commit causes only a warning.
+The checkpoint of the query alone decides where the query continues. The group's offsets are only for display: the query
+does not join the group, and a failed commit causes only a warning.
 """
 
 import logging
@@ -22,13 +22,13 @@ logger = logging.getLogger("tidelog.spark")
 COMMIT_TIMEOUT_MS = 5_000
 """Time limit for one commit with all its attempts, in milliseconds. The query waits for the commit."""
 PAUSE_AFTER_FAILURE_S = 30.0
-"""Time after a failed request in which no other request is sent, in seconds."""
+"""Pause after a failed request, in seconds. No request is sent during the pause."""
 HAS_MEMBERS = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.REBALANCE_IN_PROGRESS)
-"""Error codes of a commit without membership, if the group has members."""
+"""If a group has members, a commit by a client that is not a member fails with one of these error codes."""
 
 
 class GroupClient(Protocol):
-    """The part of `tidelog.client.blocking.Client` that is needed."""
+    """The part of `tidelog.client.blocking.Client` that GroupOffsets needs."""
 
     def list_groups(self) -> GroupListing: ...
     def describe_groups(self, listed: Sequence[ListedGroup]) -> Results[str, Group]: ...

@@ -150,7 +150,7 @@ def without_lost(ranges: Iterable[OffsetRange], earliest: Offsets, report: Calla
 
 
 def _must_name(option: str, values: Mapping[TopicPartition, int], partitions: list[TopicPartition]) -> None:
-    """Raise OptionError, with the error class of Spark's Kafka source, unless `values` has exactly these partitions."""
+    """Raise OptionError, with the error class of Spark's Kafka source, unless the keys of `values` are `partitions`."""
     bound = "TIMESTAMP" if option.endswith("ByTimestamp") else "START"
     condition = f"[KAFKA_{bound}_OFFSET_DOES_NOT_MATCH_ASSIGNED]"
     missing = [tp for tp in partitions if tp not in values]

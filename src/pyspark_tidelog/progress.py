@@ -27,9 +27,9 @@ class Lag(NamedTuple):
     """Number of offsets that were in the topics but not yet processed. After compaction or transactions, there are
     fewer records than offsets."""
     seconds: float
-    """A lower bound on the age of the oldest offset that is not yet processed. It is the time from one report to the
-    newest one: from the first report in which the end of the offset's partition is above the offset, so that the record
-    existed already. 0 if no offset is left to process."""
+    """A lower bound on the age of the oldest offset that is not yet processed. It is the time between two reports: the
+    first report in which the end of the partition is above this offset, and the newest report. The record existed
+    already at the time of the first report. 0 if no offset is left to process."""
     partitions: Mapping[TopicPartition, int]
     """The part of `records` in each partition."""
 
@@ -45,9 +45,9 @@ class Report(NamedTuple):
 
 
 def report_of(progress: Mapping[str, Any]) -> Report | None:
-    """Return the offsets of the sources that are topics; None if the progress has none.
+    """Return the offsets of the sources that read topics; None if `progress` has no such offsets.
 
-    `progress` is a report as Spark prints it: `query.lastProgress`, or the parsed `json` of a listener's event.
+    `progress` is a progress report of Spark: `query.lastProgress`, or the parsed `json` of a listener's event.
     """
     processed: Offsets = {}
     latest: Offsets = {}
@@ -118,7 +118,7 @@ def _exceeds(latest: Offsets, processed: Offsets) -> bool:
 
 
 def offsets_of_topics(document: Any) -> Offsets:
-    """Return the offsets in a source's position, or an empty dictionary if it is not the position of topics."""
+    """Return the offsets in `document`, the position of a source; an empty dictionary if the source reads no topics."""
     try:
         parsed = json.loads(document) if isinstance(document, str) else document
         offsets = offsets_of(parsed) if isinstance(parsed, dict) else {}

@@ -21,14 +21,14 @@ JVM_OPTIONS = (
     "-Xmx256m",
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
-    # py4j calls methods of the stream's class, which is not public.
+    # `matching_names` calls methods of a Java stream. The stream's class in java.util.stream is not public.
     "--add-opens=java.base/java.util.stream=ALL-UNNAMED",
 )
 
 
 class TopicPattern:
-    """The expression, and a cache of the names that Java has checked. After the first call, Java is started only for
-    new names.
+    """The expression, and a cache of the names that Java has checked. After the first call of `topics_among`, Java is
+    started only for new names.
     """
 
     def __init__(self, text: str) -> None:
@@ -48,7 +48,7 @@ class TopicPattern:
 
 
 class JavaRegex:
-    """Calls Java's regular expressions in a JVM."""
+    """Evaluates regular expressions of Java in a JVM."""
 
     def __init__(self, jvm: Any) -> None:
         self._jvm = jvm
@@ -129,6 +129,6 @@ def _py4j_jar() -> Path:
         for jar in sorted(Path(home, "jars").glob("py4j-*.jar")):
             return jar
     raise OptionError(
-        "option subscribePattern needs the jar of py4j to ask Java: "
-        "there is no jars/py4j-*.jar in SPARK_HOME or beside PySpark"
+        "option subscribePattern needs the jar of py4j to call Java: "
+        "there is no jars/py4j-*.jar in SPARK_HOME or in PySpark's directory"
     )

@@ -9,6 +9,7 @@ from statistics import median
 
 import pytest
 
+from replication_harness.brokers import TOPIC, Stage, run
 from tidelog.client.operations import Backoff, produce
 from tidelog.metadata import link
 from tidelog.metadata.controller import NewTopic
@@ -65,6 +66,28 @@ def test_all_partitions_of_a_dead_broker_acknowledge_soon_after_the_end_of_its_l
         with simulated(seed) as world:
             world.run(scenario(world))
     assert median(times_s) < ANSWERED_S, times_s
+
+
+def test_a_leader_that_was_paused_does_not_say_that_newer_records_do_not_exist() -> None:
+    """Requests that arrive during the pause are handled before the timers that notice the end of the lease."""
+
+    async def scenario(stage: Stage) -> None:
+        await stage.produce(b"a")
+        await stage.until_equal(*stage.followers)
+        paused = stage.leader
+        clients = [await stage.client(paused) for _ in range(5)]
+        epoch = stage.state().leader_epoch
+        paused.host.pause()
+        waiting = [asyncio.ensure_future(each.fetch(TOPIC, 0, 3, leader_epoch=epoch)) for each in clients]
+        await stage.until(lambda: stage.state().leader not in (-1, paused.node_id) and stage.leads(stage.leader))
+        await stage.produce(b"b", b"c", b"d")
+        paused.host.resume()
+        answers = [(await each)[0] for each in waiting]
+        # The second one after the broker has heard of the new leader.
+        refusals = {ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH}
+        assert {answer.error_code for answer in answers} <= refusals
+
+    run(scenario)
 
 
 async def _controller_of(cluster: SimCluster) -> SimNode:

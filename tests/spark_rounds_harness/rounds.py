@@ -16,11 +16,10 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from spark_rounds_harness import processes
-from spark_rounds_harness.checker import check
+from spark_rounds_harness.keys import PARTITIONS, key_of
 from spark_rounds_harness.sinks import SINKS, Target
 
 TESTS = Path(__file__).resolve().parents[1]
-PARTITIONS = 3
 RECORDS_PER_ROUND = 600
 LIMIT_S = float(os.environ.get("SPARK_ROUNDS_LIMIT_S", "600"))
 """Upper bound, in seconds, on the time of one attempt of a round with its restarts, and on the time until the last
@@ -70,6 +69,8 @@ class Round(NamedTuple):
     restarts: int
     """Number of drivers that were started."""
     seconds: float
+    checked: str
+    """What was compared after the round, as a text."""
 
 
 class Life:
@@ -82,7 +83,8 @@ class Life:
         self._source = f"rounds-in-{sink}-{seed}-{int(time.time())}"
         self.target = Target(bootstrap, self._source.replace("-in-", "-out-"), folder)
         self.count = 0
-        """Number of records in the input. Their values are the numbers below it."""
+        """Number of records in the input. Their values are the numbers below it, and their keys are those of
+        `key_of`."""
         self._duration_s = FIRST_DURATION_S
         """The time in which the query wrote the records of the last round without a restart. Something is killed at a
         random point of such a time, so that it is in the middle of the work on a fast and on a slow machine."""
@@ -101,13 +103,15 @@ class Life:
         """
         began = time.monotonic()
         misses = restarts = killed = 0
+        checked = ""
         kill = list(KILLS)[(number - 1) % len(KILLS)]
         while not killed:
             assert time.monotonic() - began < LIMIT_S, f"round {number}: {misses} kills without effect"
             killed, starts = self._kill_once(number, kill)
+            checked = self.check()
             restarts += starts
             misses += not killed
-        return Round(number, kill, killed, misses, restarts, time.monotonic() - began)
+        return Round(number, kill, killed, misses, restarts, time.monotonic() - began, checked)
 
     def _kill_once(self, number: int, kill: str) -> tuple[int, int]:
         """Return the number of processes that were killed before the query had committed all records, and the number of
@@ -123,15 +127,16 @@ class Life:
         starts_before = restarts
         time.sleep(self._random.uniform(0, self._duration_s))
         assert self._child
-        pids = KILLS[kill](self._child.pid, self._random)
+        pids = KILLS[kill](self._child.pid, self._random) if self._child.poll() is None else []
         had_work = self._committed() < self.count
         processes.kill(pids)
+        if self._child.pid in pids:
+            self._child.wait()  # otherwise the next attempt may take it for a driver that works
         while self._end_of_last_batch() < self.count:
             restarts += self._start_if_dead()
             assert time.monotonic() < deadline, f"round {number}: not complete, see {self._log.name}"
         if restarts == starts_before:
             self._duration_s = time.monotonic() - added
-        self.check()
         return len(pids) if had_work else 0, restarts
 
     def _committed(self) -> int:
@@ -147,13 +152,16 @@ class Life:
         """Append records to the input."""
         producer = Producer({"bootstrap.servers": self._bootstrap, "enable.idempotence": True})
         for n in range(self.count, self.count + count):
-            producer.produce(self._source, str(n), partition=n % PARTITIONS)
+            producer.produce(self._source, str(n), str(key_of(n)), partition=n % PARTITIONS)
         assert producer.flush(60) == 0
         self.count += count
 
-    def check(self) -> None:
-        """Raise NotExactlyOnce unless the output is the input."""
-        check(SINKS[self._sink].read(self.target), self.count)
+    def check(self) -> str:
+        """Raise NotExactlyOnce unless the output has the contents that the sink promises for the input. Return a text
+        that says what was checked.
+        """
+        sink = SINKS[self._sink]
+        return sink.contents.check(sink.read(self.target), self.count)
 
     def close(self) -> None:
         if self._child is not None:

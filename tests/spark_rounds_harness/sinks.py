@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from exactly_once_harness.transactions import stable_ends
+from spark_rounds_harness.checker import check, check_versions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -23,12 +24,38 @@ class Target(NamedTuple):
     """Directory of the query. It exists, and contains the checkpoint."""
 
 
+class Contents(NamedTuple):
+    """What a sink writes, and what it must contain after a round."""
+
+    columns: tuple[str, ...]
+    """The columns of the DataFrame that is written: expressions in Spark's SQL over the columns of the Spark source. In
+    the input, keys and values are decimal numbers as texts."""
+    promise: str
+    """What is checked after each round, as a text."""
+    check: Callable[[Iterable[Any], int], str]
+    """Compare what was read with the first records of the input, whose number is the second argument. Return a text
+    that says what was checked. Raises NotExactlyOnce."""
+
+
+APPENDED = Contents(("cast(value as string) as value",), "every record exactly once", check)
+"""One row for each record."""
+KEYED = Contents(
+    ("cast(cast(key as string) as bigint) as id", "cast(cast(value as string) as bigint) as version"),
+    "one row for each key, with its last version",
+    check_versions,
+)
+"""One row for each key. The sink has the key `id` and `order_by` `version`. It promises that a micro-batch replaces the
+row that an earlier one wrote, and that of its rows with one key the row with the largest version counts."""
+
+
 class RoundsSink(NamedTuple):
     write: "Callable[[DataFrame, Target], DataStreamWriter]"
-    """Return a writer of the DataFrame, which has one column `value` of texts. Runs in the driver, after each start.
-    The caller sets the checkpoint and the trigger."""
-    read: Callable[[Target], Iterable[str]]
-    """Return every value that readers see, in any order. Runs outside of Spark."""
+    """Return a writer of the DataFrame, which has the columns of `contents`. Runs in the driver, after each start. The
+    caller sets the checkpoint and the trigger."""
+    read: Callable[[Target], Iterable[Any]]
+    """Return every row that readers see, in any order, as `contents.check` takes it: a text with APPENDED, a pair of a
+    key and a version with KEYED. Runs outside of Spark."""
+    contents: Contents = APPENDED
 
 
 def write_topic(frame: "DataFrame", target: Target) -> "DataStreamWriter":
@@ -99,6 +126,19 @@ def read_delta(target: Target) -> Iterator[str]:
     yield from DeltaTable(target.folder / "delta").to_pyarrow_table().column("value").to_pylist()
 
 
+def delta_table_with_key(target: Target) -> "Sink":
+    from tidelog.pipelines import delta
+
+    return cast("Sink", delta(str(target.folder / "delta"), key="id", order_by="version"))
+
+
+def read_delta_with_key(target: Target) -> Iterator[tuple[int, int]]:
+    from deltalake import DeltaTable
+
+    table = DeltaTable(target.folder / "delta").to_pyarrow_table()
+    yield from zip(table.column("id").to_pylist(), table.column("version").to_pylist(), strict=True)
+
+
 def catalog_of(target: Target) -> dict[str, str]:
     folder = target.folder / "iceberg"
     folder.mkdir(exist_ok=True)
@@ -139,18 +179,36 @@ def sql_table(target: Target) -> "Sink":
 
 
 def read_sql(target: Target) -> Iterator[str]:
+    yield from (row[0] for row in selected(target, "select value from rows_of_rounds"))
+
+
+def sql_table_with_key(target: Target) -> "Sink":
+    from tidelog.pipelines import sql
+
+    address = f"sqlite:///{target.folder}/rounds.db"
+    return cast("Sink", sql(address, "rows_of_rounds", key="id", order_by="version"))
+
+
+def read_sql_with_key(target: Target) -> Iterator[tuple[int, int]]:
+    yield from selected(target, "select id, version from rows_of_rounds")
+
+
+def selected(target: Target, statement: str) -> Iterator[Any]:
+    """Return the rows of a statement in the database of the SQL sinks."""
     import sqlite3
     from contextlib import closing
 
     with closing(sqlite3.connect(target.folder / "rounds.db")) as connection:
-        yield from (row[0] for row in connection.execute("select value from rows_of_rounds"))
+        yield from connection.execute(statement)
 
 
 SINKS = {
     "topic": RoundsSink(write_topic, read_topic),
     "topic-foreach-batch": RoundsSink(write_topic_of_batches, read_topic),
     "delta": RoundsSink(written_by(delta_table), read_delta),
+    "delta-key": RoundsSink(written_by(delta_table_with_key), read_delta_with_key, KEYED),
     "iceberg": RoundsSink(written_by(iceberg_table), read_iceberg),
     "parquet": RoundsSink(written_by(parquet_files), read_parquet),
     "sql": RoundsSink(written_by(sql_table), read_sql),
+    "sql-key": RoundsSink(written_by(sql_table_with_key), read_sql_with_key, KEYED),
 }

@@ -47,13 +47,13 @@ def avro(
 ) -> Format:
     """Return the format of Avro, one record in each value.
 
-    `schema` is the schema of the records that the query reads: a text of JSON, a dictionary, or the Path of a file.
-    `registry` is the URL of a schema registry, or a file or dictionary that maps schema ids to schemas. With it,
-    each value begins with Confluent's header (a zero byte and the id of the writer's schema in four bytes), and a
-    record is converted from the writer's schema to `schema`. Without `schema`, the query uses the schema with the id
-    `schema_id`. Without this id, it uses the latest schema of `subject`, or the only schema of the file or dictionary.
-    If `header` is not None, it says whether values have the header, with or without a registry. The header of written
-    values contains the id of the schema that the query uses. If `schema` is given, this id is `schema_id`.
+    `schema` is the schema with which the query reads or writes: a JSON text, a dictionary, or the Path of a file.
+    `registry` is the URL of a schema registry, or a file or dictionary that maps schema ids to schemas. With a
+    registry, each value begins with Confluent's header (a zero byte and the id of the writer's schema in four bytes),
+    and a record is converted from the writer's schema to `schema`. Without `schema`, the query uses the schema with
+    the id `schema_id`. Without this id, it uses the latest schema of `subject`, or the only schema of the file or
+    dictionary. If `header` is not None, it says whether values have the header, with or without a registry. The header
+    of written values contains the id of the schema that the query uses. If `schema` is given, this id is `schema_id`.
     """
     from pyspark_tidelog.formats.avro_format import AvroFormat
 
@@ -64,8 +64,9 @@ def protobuf(message: Any, descriptors: str | Path | bytes | None = None, *, hea
     """Return the format of Protobuf, one message in each value.
 
     `message` is a generated class, or the full name of a message in `descriptors`: a file descriptor set
-    (`protoc --descriptor_set_out --include_imports`) as a path or as bytes. With `header`, values begin with
-    Confluent's header: a zero byte, the id of a schema and the indexes of the message in its file.
+    (`protoc --descriptor_set_out --include_imports`) as a path or as bytes. With `header`, values can be read but not
+    written, and each value begins with Confluent's header: a zero byte, the id of a schema and the indexes of the
+    message in its file.
     """
     from pyspark_tidelog.formats.protobuf_format import ProtobufFormat
 

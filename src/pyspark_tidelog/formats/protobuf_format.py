@@ -131,7 +131,7 @@ class ProtobufCodec:
 
 
 def _zigzag(value: bytes, at: int) -> tuple[int, int]:
-    """Return the number of a zigzag varint, and the position after it."""
+    """Decode the zigzag varint at position `at`. Return the decoded number, and the position after the varint."""
     number = 0
     for i in range(VARINT_BYTES_MAX):
         if at + i >= len(value):
@@ -218,7 +218,7 @@ def _descriptor_set(descriptors: str | Path | bytes) -> bytes:
         files = descriptor_pb2.FileDescriptorSet()
     if not files.file:
         raise OptionError(
-            "format protobuf: descriptors is not a file descriptor set: "
+            "format protobuf: the argument descriptors is not a file descriptor set: "
             "protoc --include_imports --descriptor_set_out=FILE writes one"
         )
     return descriptors

@@ -4,7 +4,7 @@ every client may perform every operation."""
 from typing import Final
 
 OPERATIONS_NOT_REQUESTED: Final = -(1 << 31)
-"""The value of the response's field if the request does not ask for the allowed operations."""
+"""In a response, this number replaces the bit mask if the request did not ask for the allowed operations."""
 
 READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, CLUSTER_ACTION, DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE = (
     1 << code for code in range(3, 13)

@@ -481,6 +481,7 @@ class BrokerServer:
         assert lifecycle is not None
         guard = LeaseGuard(partitions, self.runtime.clock.monotonic, lifecycle.session_ms)
         lifecycle.on_lease_over, lifecycle.on_lease_regained = guard.lease_is_over, guard.lease_is_regained
+        partitions.shared.check_lease = lifecycle.check_lease
         for host in (self.services.groups.host, self.services.transactions.host):
             host.check_lease = lifecycle.check_lease
 

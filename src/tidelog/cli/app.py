@@ -188,7 +188,8 @@ def report_library_error(error: Exception) -> int | None:
 
     Return None, without printing, for any other error.
     """
-    # Depending on its version, typer raises the errors of click or of its own copy of click. Both have this method.
+    # Depending on its version, typer raises the errors of click or of its own copy of click. Both kinds of errors have
+    # the method `format_message`.
     if format_message := getattr(error, "format_message", None):
         context = getattr(error, "ctx", None)
         if type(error).__name__ == "NoArgsIsHelpError" and context is not None:

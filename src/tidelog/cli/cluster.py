@@ -23,7 +23,8 @@ TOPIC, DEFAULT = "topic", "default"
 """Origins of a setting's value: it was set on the topic itself, or it is the default. The function `origin` can
 return further origins."""
 START = "broker's start settings"
-"""Origin of a value from the broker's file, environment or command line, which the protocol does not distinguish."""
+"""Origin of a value from the broker's settings file, environment or command line: the protocol has one number for all
+three."""
 
 TopicAndPartition = tuple[str, int]
 """A topic's name and a partition's number."""
@@ -61,7 +62,7 @@ class Offsets(NamedTuple):
 
 
 class KnownOffsets(NamedTuple):
-    """Offsets of partitions, and the reason for each partition whose offsets could not be read.
+    """Offsets of partitions, and the error of each partition whose offsets could not be read.
 
     Partitions without a leader are in neither map.
     """
@@ -74,14 +75,14 @@ class Setting(NamedTuple):
     name: str
     value: str
     origin: str
-    """One of the texts that `origin` returns: topic, broker, default ..."""
+    """One of the texts that the function `origin` returns: topic, broker, default ..."""
     sensitive: bool
     effect: bool
     """False when the broker stores the setting but does not use it yet."""
 
 
 class DescribedTopics(NamedTuple):
-    """Topics in the order of the request, and the reason for each topic that could not be described."""
+    """Topics in the order of the request, and the error of each topic that could not be described."""
 
     topics: list[TopicState]
     failures: dict[str, CommandError]
@@ -248,8 +249,8 @@ def ask_controller(client: "Client", request: "Message", response_class: type[M]
 
 
 def offsets(client: "Client", topics: Iterable[TopicState], *, committed: bool = False) -> KnownOffsets:
-    """Return the earliest and the latest offset of every partition that has a leader, or the reason why they cannot
-    be read.
+    """Return the earliest and the latest offset of every partition that has a leader, or an error if these offsets
+    cannot be read.
 
     With `committed`, the latest offset is the last stable offset, where the first open transaction begins. For
     consumers with isolation.level read_committed, the log ends at this offset.

@@ -90,9 +90,9 @@ def list_all(
     """List the groups.
 
     A - means that the lag is unknown, for example because nothing has been
-    committed yet. 12+ means at least 12: partitions that have records but no
-    commit, offline partitions, and partitions of deleted topics are not
-    included. A Note says what is not known about a group.
+    committed yet. 12+ means at least 12, because some partitions are not
+    included: they are offline, or their topic was deleted, or they have
+    records but no commit. A Note says what is not known about a group.
 
     Examples:
 
@@ -240,10 +240,10 @@ def lag(
 ) -> None:
     """Show how far a group is behind, partition by partition.
 
-    Lag is the number of records that the group has not read yet. Behind is
-    the age of the oldest of these records, by the first timestamp of its
-    batch. In a pipe, this age is printed in seconds. A group without members
-    also has a lag.
+    Lag is the number of records that the group has not read yet. The column
+    Behind shows the age of the oldest of these records, by the first
+    timestamp of its batch. The age is in seconds if the output is not a
+    terminal. A group without members also has a lag.
 
     --watch also shows how fast the group reads and how long it needs to
     catch up, and continues when no broker answers for a while. With --watch
@@ -305,7 +305,7 @@ class LagQuery:
         """Offline partitions that the last call could not read, by topic. Only topics that can affect its result are
         included."""
         self.problems: list[str] = []
-        """Other failures of the last call, as text."""
+        """Failures of the last call, as text: all except offline partitions and failures of named groups."""
         self.failures: dict[str, CommandError] = {}
         """Failures of named groups, by group."""
         self.unknown_groups: dict[str, CommandError] = {}

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from tidelog.model.ids import TopicPartition
 
 MEMBERS_SHOWN = 5
-"""Upper bound on the number of members that one line of text names."""
+"""Upper bound on the number of members that are named in one line of text."""
 DESCRIBABLE_TYPES = ("", "classic", "consumer")
-"""Types of groups whose members can be requested. "" is used if the broker's version does not report types."""
+"""Types of groups whose members can be requested. The type is "" if the broker's version does not report types."""
 
 
 class ListedGroups(NamedTuple):
@@ -59,8 +59,8 @@ def list_groups(client: "Client") -> ListedGroups:
 def find_groups(client: "Client", wanted: Sequence[str]) -> RequestedGroups:
     """Return the wanted groups without duplicates. The error for an unknown name suggests the most similar group.
 
-    The groups are searched in the list of all groups, because a request for a group's coordinator could fail while no
-    group exists yet.
+    The names are looked up in the list of all groups, because a FindCoordinator request could fail while no group
+    exists yet.
     """
     groups = list_groups(client)
     by_name = {group.group_id: group for group in groups.listed}
@@ -101,7 +101,9 @@ def describe_groups(client: "Client", listed: "Sequence[ListedGroup]") -> Descri
     vanished = []
     for group in listed:
         if group.type.lower() not in DESCRIBABLE_TYPES:
-            failures[group.group_id] = CommandError(f"members of a group of type {group.type.lower()} are not shown")
+            failures[group.group_id] = CommandError(
+                f"group {name_text(group.group_id)} is of type {group.type.lower()}: its members are not shown"
+            )
     describable = [group for group in listed if group.group_id not in failures]
     for name, answer in client.describe_groups(describable).items() if describable else ():
         if not isinstance(answer, Exception):
@@ -176,15 +178,26 @@ def partition_list_text(partitions: "Iterable[TopicPartition]") -> str:
     return "; ".join(f"{topic} {ranges(numbers)}" for topic, numbers in by_topic)
 
 
+def readers_of(group: "Group", partitions: "Iterable[tuple[str, int]]") -> "Group":
+    """Return the group with only those members that may read the topics of these partitions.
+
+    A member whose partitions are not known is kept. If no member has a partition of these topics, as during a
+    rebalance, all members are kept: a member may be subscribed to a topic of which it has no partition.
+    """
+    topics = {topic for topic, _ in partitions}
+    readers = [m for m in group.members if m.problem or any(tp.topic in topics for tp in m.partitions)]
+    return group._replace(members=readers or group.members)
+
+
 def members_text(group: "Group") -> str:
-    """Return a list of the members: billing-1@10.0.0.7 (orders 0-3), ..."""
+    """Return the members as text: billing-1@10.0.0.7 (orders 0-3), ..."""
     names = [f"{m.client_id}@{host_text(m)} ({partitions_text(m) or 'reads nothing'})" for m in group.members]
     shown = ", ".join(names[:MEMBERS_SHOWN])
     return shown + (f" and {len(names) - MEMBERS_SHOWN} more" if len(names) > MEMBERS_SHOWN else "")
 
 
 def parse_group_names(arguments: Sequence[str], escaped: bool) -> list[str]:
-    """Return the names of the groups from the command line.
+    """Return the names of groups, or the transactional ids, that were given as arguments of a command.
 
     With `escaped`, the arguments are names as tables show them. Raises UsageError for an invalid escape.
     """

@@ -49,8 +49,8 @@ Handler: TypeAlias = Callable[[int, FrameType | None], Any] | int | None
 
 
 def restore_handlers(handlers: Mapping[signal.Signals, Handler]) -> None:
-    """Install these handlers of signals again. Python cannot install a handler that is not its own (None). Such a
-    signal gets the system's default instead, which ends the process.
+    """Install these handlers of signals again. Python cannot install a handler that is not its own (None). In this
+    case, the signal gets the system's default handler, which ends the process.
     """
     for number, handler in handlers.items():
         signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -59,9 +59,9 @@ names the file. The CRC is not shown, because `crc_ok=false` is shown if it is w
 def log() -> None:
     """Dump and verify log files and show data directories, of Tidelog or Kafka.
 
-    dump and verify read files and never write. While a broker is running,
-    the last batch may be incomplete. Therefore stop the broker first, or
-    work on a copy.
+    The commands dump and verify read files and never write. While a broker
+    is running, the last batch may be incomplete. Therefore stop the broker
+    first, or work on a copy.
 
     Examples:
 
@@ -137,8 +137,8 @@ def verify(
     missing segment is damage in Tidelog's directories, but not in Kafka's.
 
     Similar findings in a file, and similar notes in a partition, are printed
-    as one line with their number. Notes are printed before damage. --json
-    lists every finding.
+    as one line that says how many there are. Notes are printed before
+    damage. --json lists every finding.
 
     Examples:
 
@@ -202,8 +202,8 @@ def group_similar(findings: "Sequence[Finding]") -> "list[tuple[Finding, int, in
 
 
 def split_readable(paths: list[str]) -> tuple[list[str], list[CommandError]]:
-    """Check all paths before the work begins, which may take long. Return the paths that can be read, and an error for
-    each path that exists but cannot be read.
+    """Check all paths before the command reads the first log, because it may take long to read a log. Return the paths
+    that can be read, and an error for each path that exists but cannot be read.
 
     Raises CommandError for a path that does not exist or is not a log, because the user has probably mistyped it.
     """
@@ -233,7 +233,7 @@ def open_log(path: str) -> "Iterator[tuple[LocalDisk, str]]":
     try:
         if not is_log(disk, full_path):
             raise CommandError(
-                f"{path} is not a log file of Tidelog or Kafka, a partition's directory or a data directory"
+                f"{path} is neither a log file, nor a partition's directory, nor a data directory of Tidelog or Kafka"
             )
         yield disk, full_path
     except OSError as error:

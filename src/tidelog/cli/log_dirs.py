@@ -79,7 +79,7 @@ def dirs(
     json: AsJson = False,
     bootstrap: Bootstrap = LOCALHOST,
 ) -> None:
-    """Show the data directories of brokers; move partitions between them.
+    """Show data directories of brokers; move partitions between directories.
 
     A broker with several directories (log.dirs) puts a new partition into
     the directory with the fewest partitions. A move copies the partition's
@@ -207,7 +207,7 @@ def parse_move(text: str) -> LogDirMove:
 
 
 def start_moves(client: "Client", moves: list[LogDirMove], broker: int | None, *, wait: bool) -> None:
-    """Request the moves from all brokers that have the partitions, or only from `broker`.
+    """Send each move to all brokers that have the partition, or only to `broker`.
 
     With `wait`, return only when the moves are done. Raises CommandError for the first move that a broker refuses, and
     for a partition that is in no usable directory.
@@ -313,7 +313,7 @@ def wait_for_moves(client: "Client", holders: dict[LogDirMove, list[int]]) -> No
 
 
 def _is_copy(replica: Replica, move: LogDirMove) -> bool:
-    """Return whether the replica is the unfinished copy of the partition."""
+    """Return whether the replica is the unfinished copy that the move creates."""
     return (replica.topic, replica.partition, replica.future) == (move.topic, move.partition, True)
 
 

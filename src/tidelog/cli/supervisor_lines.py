@@ -46,7 +46,9 @@ def read_serving_line(line: bytes) -> ServingBroker | None:
 
 
 class LineReporter:
-    """Prints one line for each event. If the reader closes the pipe, the brokers continue."""
+    """Prints events on stdout, one line for each. As text, the end of a broker is not printed, but only logged. If the
+    reader of stdout closes the pipe, the brokers continue.
+    """
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json

@@ -1,5 +1,5 @@
-"""`tidelog transaction`: the commands list, describe and describe-producers. `transaction_abort` has abort and
-find-hanging.
+"""`tidelog transaction`: the commands `list`, `describe` and `describe-producers`. The commands `abort` and
+`find-hanging` are in `transaction_abort`.
 """
 
 import sys
@@ -64,9 +64,9 @@ def transaction() -> None:
     transaction of a partition. describe-producers shows the producer of this
     transaction. abort ends it, for example if the producer has died.
 
-    A transaction hangs if no coordinator knows it. It never ends by itself:
-    find-hanging shows such transactions, and for each of them the command
-    that ends it.
+    A transaction hangs if no coordinator knows it. Such a transaction never
+    ends by itself. find-hanging shows the hanging transactions, and the
+    command that ends the first one.
 
     Examples:
 
@@ -94,7 +94,7 @@ def list_all(
     ] = None,
     pattern: Annotated[
         str | None,
-        typer.Option("--pattern", metavar="REGEX", help="Only transactional ids that match REGEX as a whole."),
+        typer.Option("--pattern", metavar="REGEX", help="Only transactional ids that REGEX matches completely."),
     ] = None,
     names: Annotated[bool, typer.Option("--names", help="Print transactional ids only, one per line.")] = False,
     json: AsJson = False,
@@ -256,7 +256,7 @@ def describe_producers(
     elif rows:
         print_table(producers_table(rows, names))
     elif not failures:
-        kind = "No transaction is open" if only_open else "No producer has written with a producer id"
+        kind = "No transaction is open" if only_open else "No producer id is known"
         place = f" on broker {broker}" if broker is not None else ""
         print(f"{kind} in {', '.join(wanted)}{place}.", file=sys.stderr)
     sys.stdout.flush()

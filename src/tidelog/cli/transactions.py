@@ -69,7 +69,8 @@ class HangingTransactions(NamedTuple):
 
 
 def parse_states(texts: Iterable[str]) -> list[str]:
-    """Return the states in the spelling of brokers. `ongoing`, `prepare-commit` and `PrepareCommit` are accepted.
+    """Return the states in the spelling of brokers. Capital letters, spaces, hyphens and underscores in `texts` make no
+    difference: `prepare-commit` and `PrepareCommit` are the same state.
 
     Raises UsageError for an unknown state.
     """
@@ -185,10 +186,10 @@ def transaction_error(failure: "Failure", name: str) -> CommandError:
 def partitions_of_topics(
     client: "Client", wanted: Mapping[str, Sequence[int] | None], broker: int | None
 ) -> "tuple[list[TopicPartition], list[CommandError]]":
-    """Return the partitions that `wanted` names by topic, where None means all partitions of the topic. If `wanted` is
-    empty, return the partitions of all topics. With `broker`, return only partitions that have a replica on this
-    broker. Also return the failures: wanted topics and partitions that do not exist, and topics that cannot be
-    described.
+    """Return the wanted partitions. `wanted` has the partition numbers of each topic, or None for all partitions of the
+    topic. If `wanted` is empty, return the partitions of all topics. With `broker`, return only partitions that have a
+    replica on this broker. Also return the failures: wanted topics and partitions that do not exist, and topics that
+    cannot be described.
 
     Raises CommandError for a broker that does not exist, and if the broker has no replica of the wanted partitions.
     """
@@ -215,14 +216,14 @@ def partitions_of_topics(
             if (numbers is None or part.partition in numbers) and (broker is None or broker in part.replicas)
         ]
     if wanted and broker is not None and not partitions and not failures:
-        raise CommandError(f"broker {broker} has no replica of these partitions of {', '.join(wanted)}")
+        raise CommandError(f"broker {broker} has no replica of the requested partitions of {', '.join(wanted)}")
     return partitions, failures
 
 
 def producers_of(
     client: "Client", partitions: "Sequence[TopicPartition]", broker: int | None
 ) -> "tuple[dict[TopicPartition, list[ActiveProducer]], dict[TopicPartition, CommandError]]":
-    """Return the producers of each partition, sorted by producer id, and the failures of the other partitions."""
+    """Return two maps by partition: the producers, sorted by producer id, and the errors."""
     producers: dict[TopicPartition, list[ActiveProducer]] = {}
     failures: dict[TopicPartition, CommandError] = {}
     for begin in range(0, len(partitions), PARTITIONS_PER_CALL):
@@ -305,8 +306,8 @@ def filter_hanging(client: "Client", candidates: Sequence[OpenTransaction]) -> t
         name = by_producer.get(each.producer.producer_id)
         if name is None and listing.failures:
             problems.append(
-                f"{each.partition}: the transaction of producer {each.producer.producer_id} from offset"
-                f" {each.start_offset} on may hang; a broker that may coordinate it did not answer"
+                f"{each.partition}: it is not known whether the transaction that producer {each.producer.producer_id}"
+                f" began at offset {each.start_offset} hangs: a broker that may be its coordinator did not answer"
             )
             continue
         answer = described.get(name) if name is not None else None

@@ -177,7 +177,8 @@ class BrokerLifecycle:
 
         After a pause of the whole process, the renewal notices the end late: requests that arrived during the pause
         are handled before the timers of the renewal. After the end of the lease, another broker may coordinate the
-        same groups or transactions. So this method must be called before a coordinator on this broker is used.
+        same groups or transactions, or lead the same partitions with more records. So this method must be called before
+        a coordinator on this broker is used, and before a client learns that an offset is above the end of a log.
         """
         lease = self._lease
         if lease is None or lease.is_valid:

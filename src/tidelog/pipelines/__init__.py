@@ -2,8 +2,8 @@
 
     from tidelog.pipelines import json, pipeline, topic
 
-`pipeline` and `PipelineError` are loaded at once, all other names at their first use. So an import of this package
-imports neither PySpark nor the libraries of the sinks.
+`pipeline` and `PipelineError` are loaded when this package is imported, all other names at their first use. So an
+import of this package imports neither PySpark nor the libraries of the sinks.
 """
 
 from importlib import import_module

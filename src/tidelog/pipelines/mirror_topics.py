@@ -1,4 +1,4 @@
-"""Create the topics of a mirror in the target cluster, and keep their partitions and settings like the source's."""
+"""Create the topics of a mirror in the target cluster, add missing partitions, and copy settings from the source."""
 
 import logging
 import time
@@ -28,7 +28,9 @@ COMPARED_EVERY_S = 30.0
 
 
 class MirrorTopics:
-    """Copies topics from the source cluster. `prefix` is added to their names in the target cluster."""
+    """Copies topics and their settings, but no records, from the source cluster to the target cluster. `prefix` is
+    added to the topics' names in the target cluster.
+    """
 
     def __init__(
         self,

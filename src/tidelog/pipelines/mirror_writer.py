@@ -267,9 +267,9 @@ class MirrorWriter:
                 yield tp, entry
 
     def _target_runs(self, partition: TopicPartition, begin: int, records: int) -> tuple[list[Run], int]:
-        """Wait until `records` committed records are visible from offset `begin` on. Do not wait for the rest if no
-        transaction is open, because no more records can appear then. Return the offsets of the visible records, and the
-        end of the partition.
+        """Wait until `records` committed records are visible from offset `begin` on. If no transaction is open,
+        missing records cannot appear any more, so do not wait for them. Return the offsets of the visible records, and
+        the end of the partition.
         """
         deadline = time.monotonic() + VISIBLE_WITHIN_S
         while True:
@@ -282,8 +282,8 @@ class MirrorWriter:
             if time.monotonic() > deadline:
                 raise PipelineError(
                     f"mirror {self._mirror.name}: {partition} shows fewer than {records} records from offset {begin} on"
-                    f" although they were committed {VISIBLE_WITHIN_S:.0f} s ago: a transaction of another producer may"
-                    " be open"
+                    f" although {records} were committed {VISIBLE_WITHIN_S:.0f} s ago: a transaction of another"
+                    " producer may be open"
                 )
             time.sleep(0.02)
 

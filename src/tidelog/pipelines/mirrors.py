@@ -25,17 +25,17 @@ OFFSETS_PER_TRIGGER = "1000000"
 """Default of maxOffsetsPerTrigger, the limit of offsets in a micro-batch. It also limits the work that is repeated
 after a failure."""
 READ_OPTIONS_REFUSED = {
-    "assign": "use the argument topics",
+    "assign": "set mirror(topics=...) instead",
     "includeheaders": "headers are always copied",
-    "kafka.bootstrap.servers": "use the argument source",
+    "kafka.bootstrap.servers": "set mirror(source=...) instead",
     "kafka.isolation.level": "a mirror copies committed records only",
     "maxrecordsperpartition": "it would change the order of records",
     "minpartitions": "it would change the order of records",
-    "startingoffsets": "use the argument begin",
-    "startingoffsetsbytimestamp": "use the argument begin",
-    "startingtimestamp": "use the argument begin",
-    "subscribe": "use the argument topics",
-    "subscribepattern": "use the argument topics",
+    "startingoffsets": "set mirror(begin=...) instead",
+    "startingoffsetsbytimestamp": "set mirror(begin=...) instead",
+    "startingtimestamp": "set mirror(begin=...) instead",
+    "subscribe": "set mirror(topics=...) instead",
+    "subscribepattern": "set mirror(topics=...) instead",
 }
 """Read options that a mirror sets itself or cannot accept, in lower case, each with the reason or the alternative."""
 WRITE_OPTIONS = ("kafka.batch.size", "kafka.compression.type", "kafka.delivery.timeout.ms")
@@ -52,7 +52,7 @@ class Mirror:
     topics: str
     """Regular expression of Java, which must match the whole name of a topic."""
     target: str | None = None
-    """HOST:PORT of the target's brokers. None: the brokers with which the pipeline runs."""
+    """HOST:PORT of the target's brokers. None stands for the brokers in `SinkContext.bootstrap`."""
     exclude: str = EXCLUDE
     groups: str | None = ".*"
     prefix: str = ""
@@ -128,7 +128,7 @@ def mirror(
     target's default.
 
     A mirror stores its offsets in the topic `mirror-offsets.NAME` of the target. If its checkpoint is lost, it
-    continues from these offsets. Raises PipelineError if the arguments are not consistent.
+    continues from these offsets. Raises PipelineError if the arguments are not valid.
     """
     place = f"mirror {name}"
     if not isinstance(topics, str):
@@ -137,7 +137,8 @@ def mirror(
         topics = "|".join(rf"\Q{topic}\E" for topic in topics)
     if prefix and not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", prefix):
         raise PipelineError(
-            f"{place}: prefix {prefix!r} must have at most 100 letters, digits, dots, dashes or underscores"
+            f"{place}: prefix {prefix!r} must have at most 100 characters, only ASCII letters, digits, dots, dashes and"
+            " underscores"
         )
     if not (isinstance(begin, int) or begin in ("earliest", "latest")):
         raise PipelineError(f"{place}: begin is {begin!r}: it must be earliest, latest or a timestamp in milliseconds")

@@ -17,7 +17,7 @@ from tidelog.pipelines.session import pipeline_session, start_session
 from tidelog.pipelines.starting import Start
 from tidelog.pipelines.state import DEFAULT_STATE, PipelineState
 from tidelog.pipelines.status import DONE, FAILED, RUNNING, STARTING, STOPPED, WAITING, PipelineStatus
-from tidelog.pipelines.stopping import STOP_MAX_S, Ending, call_all
+from tidelog.pipelines.stopping import PIPELINES_LATE, STOP_MAX_S, Ending, call_all
 from tidelog.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class RunningPipeline:
         """The ending of the queries while it is in progress, otherwise None. While it is in progress, the pipeline does
         not start again, and the run does not end."""
         self._ends_after_failure = False
-        """Whether a failure has caused this ending. If so, `status.error` describes the failure."""
+        """Whether a failure has caused the last ending of the queries. If so, `status.error` describes the failure."""
         self._failures_in_a_row = 0
         self._restart_at_s = 0.0
         self._stopping = False
@@ -63,7 +63,7 @@ class RunningPipeline:
         """Whether the last write of the figures has failed."""
 
     def start(self) -> None:
-        """Begin to start the queries, in another thread. `step` finds out when they run."""
+        """Start the queries in another thread, and return at once. A later call of `step` sees the end of the start."""
         self.status.state = STARTING
         self.status.restart_in_s = None
         identity = self._state.identity()
@@ -150,8 +150,8 @@ class RunningPipeline:
             Ending([query.stop for query in self._queries if not query.is_in_batch()], STOP_MAX_S).result()
 
     def stop_now(self) -> None:
-        """Interrupt the start and the queries, and wait up to STOP_MAX_S for the end of each. If the start or a query
-        has not ended by then, `status.error` says so.
+        """Interrupt the start and the queries. Wait up to STOP_MAX_S for the end of the start, and up to STOP_MAX_S for
+        the end of the queries. If the start or a query has not ended by then, a warning and `status.error` say so.
         """
         self._stopping = True
         starting, self._starting = self._starting, None
@@ -162,7 +162,7 @@ class RunningPipeline:
                 self.status.error = f"pipeline {self.pipeline.name}: its start has not ended within {STOP_MAX_S:g} s"
                 logger.warning("pipeline_not_stopped %s", self.status.error)
         if self._ending is not None:
-            self._finish_ending(self._ending)
+            self._finish_ending(self._ending, is_last=True)
         self._finish_ending(self._end_queries())
         if self.status.state in (RUNNING, STARTING, WAITING):
             self.status.state = STOPPED
@@ -174,9 +174,11 @@ class RunningPipeline:
         self._ending = Ending([query.stop for query in queries], STOP_MAX_S)
         return self._ending
 
-    def _finish_ending(self, ending: Ending) -> None:
-        """Wait for the end of the queries. If some queries have not ended in time, `status.error` says so, unless a
-        failure has caused the ending: then `status.error` still describes the failure.
+    def _finish_ending(self, ending: Ending, *, is_last: bool = False) -> None:
+        """Wait for the end of the queries. If some queries have not ended in time, `status.error` says so.
+
+        If a failure has caused the ending, `status.error` describes the failure. In this case, only the last ending of
+        the run adds the queries that have not ended. Before that, the pipeline starts again without them.
         """
         self._ending = None
         if not_stopped := ending.result():
@@ -184,9 +186,11 @@ class RunningPipeline:
             logger.warning("pipeline_not_stopped %s", text)
             if not self._ends_after_failure:
                 self.status.error = text
+            elif is_last:
+                self.status.error = f"{self.status.error}; {not_stopped}"
 
     def _finish_ending_of_step(self, ending: Ending) -> None:
-        """Finish an ending that is over. Its error is a failure of this pipeline only: it must not end the run."""
+        """Process the result of an ending that is over. An error is not raised, so that the run continues."""
         try:
             self._finish_ending(ending)
         except Exception as error:
@@ -259,7 +263,7 @@ class Run:
         try:
             self._stop_now()
             for each in self.pipelines:
-                if with_arguments:  # a failed `__enter__` passes none; perhaps it does not have all locks
+                if with_arguments:  # without arguments, `__enter__` has failed: perhaps not all states are locked
                     each.write_status()
         finally:
             for state in self._states:
@@ -287,8 +291,8 @@ class Run:
 
     def stop(self, timeout_s: float, while_waiting: Callable[[], None] = lambda: None) -> None:
         """Let the running micro-batches end, and stop. After the timeout, interrupt the micro-batches. Then wait up to
-        `stopping.STOP_MAX_S` until a pipeline's start has ended, and up to the same time again until its micro-batches
-        have ended. If something has not ended after this, the statuses name it.
+        `stopping.STOP_MAX_S` until the pipelines' starts have ended, and again up to `stopping.STOP_MAX_S` until
+        their queries have ended. If a start or a query has not ended by then, a warning says so.
         """
         for each in self.pipelines:
             each.request_stop()
@@ -303,7 +307,7 @@ class Run:
 
     def _stop_now(self) -> None:
         """Interrupt all queries of all pipelines at the same time."""
-        for error in call_all([each.stop_now for each in self.pipelines], RUN_STOP_MAX_S):
+        for error in call_all([each.stop_now for each in self.pipelines], RUN_STOP_MAX_S, PIPELINES_LATE):
             raise error
 
 

@@ -12,7 +12,7 @@ again. `stopped`: it was asked to stop. `done`: it has processed all data that e
 
 @dataclass
 class QueryStatus:
-    """The figures of one query. All counts begin with the start of this process."""
+    """The figures of one query. Each process starts `batches`, `rows`, `late_rows` and `dead_letters` at 0."""
 
     sink: str
     batches: int = 0
@@ -24,7 +24,7 @@ class QueryStatus:
     lag_records: int | None = None
     """Records that the query has not processed; None if it is not known."""
     lag_ms: int | None = None
-    """Age of the oldest record that the query has not processed; 0 if there is none; None if it is not known."""
+    """Age of the oldest unprocessed record; 0 if there is no such record; None if the age is not known."""
     state_rows: int = 0
     state_bytes: int = 0
     """Number of rows and bytes in the state of aggregations, joins and deduplications."""
@@ -98,10 +98,10 @@ def update_from_progress(status: QueryStatus, progress: dict[str, Any], servers:
 
 
 def status_of_document(document: dict[str, Any]) -> PipelineStatus:
-    """Return the status from the result of `PipelineStatus.document`, which another version may have written: unknown
-    fields are left out, and missing fields have their defaults.
+    """Return the status from the result of `PipelineStatus.document`. Another version of Tidelog may have written this
+    document: unknown fields are left out, and missing fields have their defaults.
 
-    Raises ValueError if a field has a value of another type, or if the name of the pipeline or of a sink is missing.
+    Raises ValueError if a field has a value of a wrong type, or if the name of the pipeline or of a sink is missing.
     """
     values = _known_fields(PipelineStatus, document)
     values["queries"] = [QueryStatus(**_known_fields(QueryStatus, each)) for each in values.get("queries", [])]
@@ -120,7 +120,8 @@ def _known_fields(kind: type[PipelineStatus | QueryStatus], document: Any) -> di
         value = document[each.name]
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{each.name} is {value}")
-        if not isinstance(value, TYPES.get(each.type, each.type)):
+        # In Python, a bool is an int. No field is a bool.
+        if isinstance(value, bool) or not isinstance(value, TYPES.get(each.type, each.type)):
             raise ValueError(f"{each.name} is of the type {type(value).__name__}")
         values[each.name] = value
     return values

@@ -1,9 +1,9 @@
 """Cut the logs of followers where they differ from the leader's log. If the whole log of a follower is before the start
 of the leader's log, the follower's log is made empty instead.
 
-No flush, retention, compaction or move of the same log may run during a cut. The steps of a cut are:
+No flush, retention, compaction swap or move of the same log may run during a cut. The steps of a cut are:
 
-    freeze       no flush, retention or swap begins; a move is stopped and is restarted after the cut
+    freeze       no flush, retention or compaction swap begins; a move is stopped and is restarted after the cut
     lower        a clean offset of compaction and a recovery point that are not above the cut are stored durably
     cut          a thread cuts the files (log/cut.py)
     install      the log, the replica and the checkpoints receive the new end
@@ -34,8 +34,9 @@ logger = logging.getLogger("tidelog.partitions")
 
 
 class _Waiting:
-    """Reports a cut that waits for space or because its checkpoints cannot be stored: once, and once more if the
-    replica is to lead after the cut, since no broker leads the partition meanwhile.
+    """Reports that a cut waits, because the disk is full or its checkpoints cannot be stored. This is logged once. If
+    the replica is to lead after the cut, no broker leads the partition meanwhile: this is logged once for each leader
+    epoch.
     """
 
     def __init__(self, partition: "Partition", on_promotion: "Callable[[Partition], None] | None") -> None:
@@ -43,7 +44,7 @@ class _Waiting:
         self._on_promotion = on_promotion
         self._is_logged = False
         self._promoted_in_epoch = NO_EPOCH
-        """The leader epoch in which the replica is to lead, and for which this was logged."""
+        """The last leader epoch for which it was logged that no broker leads the partition."""
 
     def report(self, failure: OSError) -> None:
         partition = self._partition
@@ -77,8 +78,8 @@ class Cuts:
         self.on_cut: Callable[[Partition, int], None] | None = None
         """Called before a log is cut, with the partition and the offset of the cut."""
         self.on_waiting_promotion: Callable[[Partition], None] | None = None
-        """Called while a cut waits for space on the disk and this broker is to lead the partition after the cut. It
-        must not wait."""
+        """Called while a cut waits for space on the disk and this broker is to lead the partition after the cut. The
+        callback must not block."""
 
     def begin(self, partition: "Partition", effect: CutTo) -> None:
         """Cut the partition's log, then report CutEnded to its replica."""
@@ -195,8 +196,9 @@ class Cuts:
         Before a log is made empty, its new log start offset is persisted and serves as the recovery point, too. If the
         broker is then killed, its next start removes the records below that offset.
 
-        With `is_trial`, only find out whether this is possible: the partition is not frozen, and retention may raise
-        its log start offset. So only the recovery point is lowered, and later checkpoints contain the log's own again.
+        With `is_trial`, only find out whether this is possible. The partition is not frozen, and retention may raise
+        its log start offset. So no new log start offset is stored, and the recovery point is lowered only in the
+        checkpoints of this call: later checkpoints contain the log's own recovery point again.
         """
         directories, offsets, offset = self._partitions.directories, self._partitions.offsets, effect.offset
         log = partition.log
@@ -229,7 +231,7 @@ class Cuts:
 
     async def _run_on_thread(self, partition: "Partition", cut: "Cut") -> OSError | None:
         """Cut the files. Returns the error if the disk was full: then the cut must be run again. Raises CorruptLog and
-        OSError.
+        any other OSError.
         """
         work = retry_without_descriptor(self._runtime.tasks, lambda: self._may_continue(partition), cut.run)
         running = self._threads[partition] = self._runtime.tasks.spawn(work, name="cut-files")

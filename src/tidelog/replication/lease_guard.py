@@ -1,6 +1,8 @@
 """Stop leading partitions after the lease of this broker has ended, if another broker may have been elected.
 
-The controller elects a member of the ISR as the new leader. A member that sends a fetch to this broker, in this
+The controller elects a member of the ISR as the new leader. If the ISR is smaller than `min.insync.replicas`, it may
+elect another replica that has all committed records (ELR, KIP-966), so every replica counts as a member below. A member
+that sends a fetch to this broker, in this
 broker's leader epoch, does not lead the partition at that time. So if the last fetch of every other member is at most
 half of the lease's term old, this broker continues to lead the partition, for example while it cannot reach the store.
 Otherwise another member may lead the partition now. If this broker continued to lead it, it could answer with old
@@ -45,11 +47,13 @@ class LeaseGuard:
 
 
 def _are_fetching(replica: Replica, earliest_ms: int) -> bool:
-    """Return whether every other member of the ISR has sent a fetch in this leader epoch since `earliest_ms`."""
+    """Return whether all other replicas that may be elected have sent a fetch in this epoch since `earliest_ms`."""
     isr = replica.isr
     assert isr is not None
+    smallest = isr.committed if isr.proposed is None else min(isr.committed, isr.proposed, key=len)
+    electable = isr.maximal if len(smallest) >= isr.min_isr else isr.replicas
     return all(
         isr.followers[member].end_offset >= 0 and isr.followers[member].proved_ms >= earliest_ms
-        for member in isr.maximal
+        for member in electable
         if member in isr.followers
     )

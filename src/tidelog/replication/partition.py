@@ -406,9 +406,7 @@ class Partition:
         return self._tasks.run_blocking(examine, batch, header, self.log.config, self._now_ms(), lane=RECORDS_LANE)
 
     def _flush_early(self) -> None:
-        """Apply `flush.messages` and `flush.ms`: sync before the next interval flush, although no request waits for
-        the sync.
-        """
+        """Apply `flush.messages` and `flush.ms`: sync before the next interval flush. No request waits for the sync."""
         if self.log.flush_due:
             self._flusher.request(self)
         elif self.config.flush_ms < NEVER and self._flush_timer is None:
@@ -429,9 +427,7 @@ class Partition:
         return (replica.high_watermark if mark is Mark.COMMITTED else replica.local_mark) >= next_offset
 
     def when_committed(self, next_offset: int, listener: CommitListener) -> None:
-        """Call `listener` when everything below `next_offset` is committed, or can no longer be committed. The call may
-        be made immediately.
-        """
+        """Call `listener`, perhaps immediately, when everything below `next_offset` is committed or never will be."""
         self.wait(Mark.COMMITTED, next_offset, listener)
 
     def wait(self, mark: Mark, next_offset: int, listener: CommitListener) -> None:
@@ -555,6 +551,9 @@ class Partition:
         end = replica.high_watermark if isolation == READ_UNCOMMITTED else self.last_stable_offset
         if start > end:
             if start > log.log_end_offset:
+                self._shared.check_lease()  # a newer leader may have the record
+                if replica.role is Role.OFFLINE:
+                    raise self._refusal()
                 valid_range = f"{log.log_start_offset}..{log.log_end_offset} of {self.topic}-{self.index}"
                 raise OffsetOutOfRange(f"offset {start} is outside {valid_range}")
             # Consumers may not read the records at `start` yet. The result is empty, and the consumer waits for them.

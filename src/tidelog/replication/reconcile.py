@@ -365,8 +365,7 @@ class Reconciler:
             return any(key in self._partitions.opened for key in keys)
 
     async def replace_log(self, key: TopicPartition, may_be_replaced: Callable[["PartitionState"], bool]) -> None:
-        """Remove the log of a partition and open an empty log, if the newest state of the partition still allows this.
-        """
+        """Replace the log of a partition by an empty log, if the newest state of the partition still allows this."""
         async with self._lock:
             topic, applied = self._image.topics.get(key.topic), self._applied.topics.get(key.topic)
             if topic is None or applied is None or applied.topic_id != topic.topic_id:

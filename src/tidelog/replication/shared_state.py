@@ -43,6 +43,7 @@ class SharedByPartitions:
     """State that all partitions of a broker share."""
 
     __slots__ = (
+        "check_lease",
         "end_watchers",
         "failed_topics",
         "full_directories",
@@ -63,6 +64,9 @@ class SharedByPartitions:
         """Topics with a partition whose log has gone offline on this broker since the start."""
         self.warned_too_large: dict[str, None] = {}
         """Topics for which a warning about an oversized batch was written since their settings last changed."""
+        self.check_lease: Callable[[], None] = lambda: None
+        """Called before a leader answers that an offset is above the end of its log. If the lease of this broker has
+        ended, the call takes partitions out of service that another broker may lead; see `lease_guard.py`."""
         self.on_peer_work: Callable[[Partition, PeerWork], None] | None = None
         """Called with the effects of a replica that need a thread or another broker. The call must not wait."""
         self.on_refused_append: Callable[[Partition, Exception], None] | None = None

@@ -94,13 +94,26 @@ class SimClient(AsyncLink):
         )
 
     async def fetch(
-        self, topic: str, partition: int, offset: int, *, wait_ms: int = 0, read_committed: bool = False
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        wait_ms: int = 0,
+        read_committed: bool = False,
+        leader_epoch: int = -1,
     ) -> tuple[PartitionData, list[Record]]:
         """Fetch one partition. Returns its part of the response, and the records at and after `offset`.
 
-        The broker waits up to `wait_ms` for the first byte.
+        The broker waits up to `wait_ms` for the first byte. `leader_epoch` is the epoch of the leader that the client
+        knows; -1 accepts any.
         """
-        requested = FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=FETCH_BYTES_MAX)
+        requested = FetchPartition(
+            partition=partition,
+            current_leader_epoch=leader_epoch,
+            fetch_offset=offset,
+            partition_max_bytes=FETCH_BYTES_MAX,
+        )
         request = FetchRequest(
             max_wait_ms=wait_ms,
             min_bytes=1,

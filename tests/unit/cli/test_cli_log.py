@@ -206,7 +206,8 @@ def test_what_is_no_log(command: str, tmp_path: Path, capsys: pytest.CaptureFixt
         assert main(["log", command, str(path)]) == 1
         assert capsys.readouterr() == (
             "",
-            f"Error: {path} is not a log file of Tidelog or Kafka, a partition's directory or a data directory\n",
+            f"Error: {path} is neither a log file, nor a partition's directory,"
+            " nor a data directory of Tidelog or Kafka\n",
         )
 
 

@@ -63,7 +63,7 @@ def test_the_pattern_is_for_whole_names(topics: object, prefix: str, name: str, 
             {"read_options": {"minPartitions": "3"}},
             "read option minPartitions is not accepted: it would change the order",
         ),
-        ({"read_options": {"subscribe": "a"}}, "read option subscribe is not accepted: use the argument topics"),
+        ({"read_options": {"subscribe": "a"}}, "read option subscribe is not accepted: set mirror(topics=...) instead"),
         ({"write_options": {"topic": "a"}}, "write option topic is not accepted; these are accepted: kafka.batch.size"),
     ],
 )

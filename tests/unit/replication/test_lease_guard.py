@@ -13,10 +13,10 @@ EPOCH = 3
 class Leader:
     """One partition that the broker 1 leads, and its guard."""
 
-    def __init__(self, isr: tuple[int, ...], replicas: tuple[int, ...] = (1, 2, 3)) -> None:
+    def __init__(self, isr: tuple[int, ...], replicas: tuple[int, ...] = (1, 2, 3), min_isr: int = 1) -> None:
         self.now_ms = 100_000
         self.replica = Replica(1, 10, 10)
-        self.step(BecameLeader(EPOCH, 5, isr, replicas, 1))
+        self.step(BecameLeader(EPOCH, 5, isr, replicas, min_isr))
         self.partition = SimpleNamespace(replica=self.replica, step=self.step)
         again: list[None] = []
         self.roles_taken = again
@@ -87,6 +87,24 @@ def test_a_leader_alone_in_its_isr_serves_on() -> None:
     single = Leader((1,), (1,))
     single.guard.lease_is_over()
     assert single.replica.leads
+
+
+def test_below_the_least_isr_all_replicas_count() -> None:
+    """Others may have all committed records, and may be elected (KIP-966)."""
+    leader = Leader((1,), min_isr=2)
+    leader.fetch(2)
+    leader.guard.lease_is_over()
+    assert not leader.replica.leads
+    watched = Leader((1,), min_isr=2)
+    watched.fetch(2)
+    watched.fetch(3)
+    watched.guard.lease_is_over()
+    assert watched.replica.leads
+    shrinking = Leader((1, 2), min_isr=2)
+    shrinking.fetch(2)
+    shrinking.replica.isr.proposed = (1,)  # type: ignore[union-attr]
+    shrinking.guard.lease_is_over()
+    assert not shrinking.replica.leads
 
 
 def test_a_member_that_the_leader_has_asked_for_counts() -> None:

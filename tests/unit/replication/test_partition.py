@@ -130,6 +130,16 @@ def test_readers_past_the_high_watermark_wait_and_past_the_end_are_refused() -> 
         bench.partition.read(6, 100)
 
 
+def test_a_leader_without_a_lease_does_not_say_that_an_offset_is_past_the_end() -> None:
+    """The next leader may have it, and a consumer would begin elsewhere."""
+    bench = Bench()
+    bench.append(5)
+    bench.partition._shared.check_lease = lambda: bench.partition.step(WentOffline(3))
+    assert bench.partition.read(4, 100) == (4, 5)
+    with pytest.raises(NotLeaderOrFollower):
+        bench.partition.read(6, 100)
+
+
 def test_a_failed_sync_tells_everyone_and_ends_the_partition() -> None:
     bench = Bench(durability="fsync")
     told: list[ApiError | None] = []

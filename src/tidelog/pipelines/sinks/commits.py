@@ -1,4 +1,4 @@
-"""Repeats a commit to a table while other writers change the table."""
+"""Retries a commit to a table when it fails because other writers have changed the table."""
 
 import random
 import time

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 DELETED = "_tidelog_deleted"
-"""Name of the column that says whether a row deletes its key. The sink does not store it."""
+"""Name of the column that says whether a row deletes its key. The sink does not store this column."""
 
 
 @dataclass(frozen=True)

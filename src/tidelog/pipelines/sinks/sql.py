@@ -101,7 +101,9 @@ class Sql:
         return load_sql(self, context)
 
     def errors(self, engine: "Engine") -> "_DatabaseErrors":
-        """Return a context that turns errors of the database into PipelineError, without the password of the URL."""
+        """Return a context manager that turns errors of the database into PipelineError. The messages do not contain
+        the password of the URL.
+        """
         return _DatabaseErrors(f"{self.describe()} at {engine.url.render_as_string(hide_password=True)}")
 
     def engine(self) -> "Engine":
@@ -162,8 +164,8 @@ class OpenedSql:
     def _write_rows(self, connection: "Connection", table: "Table", rows: "DataFrame", batch_id: int) -> None:
         """Write the rows in the transaction of `connection`.
 
-        The first statement locks the query's row in BATCHES. A second driver of the same query waits for the lock, and
-        then finds that the micro-batch is written.
+        The first statement locks the query's row in BATCHES. A second Spark driver that runs the same query waits
+        for the lock, and then finds that the micro-batch is written.
         """
         from tidelog.pipelines.sinks.sql_types import converters, delete_statement, insert_statement
 
@@ -256,14 +258,14 @@ class OpenedSql:
 
 @dataclass(frozen=True)
 class _DatabaseErrors:
-    """A context that turns errors of the database into PipelineError, and outages into TemporaryError.
+    """A context manager that turns errors of the database into PipelineError, and outages into TemporaryError.
 
     The message is the database's own. It does not contain the statement and its parameters, but the database may name
     the value that it refuses.
     """
 
     place: str
-    """Sink or source, and the URL of the database."""
+    """The table and the URL of the database, for the message. The URL contains no password."""
 
     def __enter__(self) -> None:
         pass

@@ -30,7 +30,7 @@ by mistake, does no harm if it is behind by fewer micro-batches than this number
 
 
 class Entry(TypedDict):
-    """A file of a manifest. Both names are relative to the root."""
+    """A file that a manifest lists. `staged` and `name` are paths relative to the root."""
 
     staged: str
     name: str
@@ -42,7 +42,7 @@ class FileTarget(ABC):
     """A place to which one query appends files."""
 
     location: str
-    """The path or URL of its root."""
+    """The path or URL of the root: the directory to which the files are added."""
     query: str
     suffix: str
     """The end of the file names, for example `.parquet`."""
@@ -63,7 +63,7 @@ class FileTarget(ABC):
 
     @abstractmethod
     def _publish(self, files: list[Entry]) -> str | None:
-        """Give the files their final names, unless they have them. Return the name of a missing file, or None."""
+        """Give each file its final name, unless this was done before. Return the name of a missing file, or None."""
 
     @abstractmethod
     def _remove_attempts(self, batch_id: int) -> None:
@@ -79,7 +79,7 @@ class FileTarget(ABC):
         return hashlib.sha256(self.query.encode()).hexdigest()[:12]
 
     def staging(self, batch_id: int) -> str:
-        """Return a new directory for the files of one attempt, relative to the root, with a slash at its end."""
+        """Return a new path for the directory of one attempt, relative to the root, with a slash at its end."""
         return f"{CONTROL}/staged/{self.name}-{batch_id}-{uuid.uuid4().hex[:8]}/"
 
     def finish(self, batch_id: int) -> bool:
@@ -91,7 +91,7 @@ class FileTarget(ABC):
         if missing is not None:
             raise PipelineError(
                 f"{self.location}: the file {missing} of micro-batch {batch_id} is missing. If it was "
-                f"removed on purpose, remove it from {self.location}/{self._manifest(batch_id)} too"
+                f"removed on purpose, remove its entry in {self.location}/{self._manifest(batch_id)} too"
             )
         self._remove_attempts(batch_id)
         return True
@@ -120,6 +120,6 @@ class FileTarget(ABC):
         return f"{CONTROL}/{self.name}/{batch_id:09}.json"
 
     def _attempt_batch(self, name: str) -> int | None:
-        """Return the micro-batch of the directory `name` in `_tidelog/staged`; None if it is of another query."""
+        """Return the micro-batch of the staged directory `name`; None if this directory belongs to another query."""
         query, _, rest = name.partition("-")
         return int(rest.partition("-")[0]) if query == self.name else None

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def check_columns(subject: str, read: "StructType", present: "StructType", *, by_position: bool = False) -> None:
-    """Raise TemporaryError if the columns `read` of a stream differ from the columns `present` of its table.
+    """Raise TemporaryError if `read`, the columns of a stream, differ from `present`, the columns of its table.
     Nullability is not compared. `by_position`: another order of the columns is a change, too.
 
     The columns of a stream are fixed when it starts. Without this check, the stream would leave out a new column, and

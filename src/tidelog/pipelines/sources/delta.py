@@ -48,6 +48,7 @@ def load_delta(
         "storageSecrets": json.dumps(dict(options)),  # Spark hides the values of options with "secret" in the name
         "begin": json.dumps(begin_version if begins_after_version else context.begin),
         "beginIsVersion": str(begins_after_version),
+        "declaredVersion": json.dumps(begin_version),
     }
     if context.is_streaming:
         return context.spark.readStream.format(DeltaDataSource.name()).options(**source_options).load()
@@ -86,6 +87,13 @@ class DeltaLog:
     def __init__(self, options: Mapping[str, str]) -> None:
         self.location = options["location"]
         self.storage = json.loads(options["storageSecrets"])
+        declared = json.loads(options.get("declaredVersion", "null"))
+        # After a reset alone, the pipeline would begin with the declared version again, which may be gone, too.
+        reset = (
+            "Reset the pipeline" if declared is None else f"Leave out begin_version={declared}, and reset the pipeline"
+        )
+        self._remedy = f"{reset}: it then reads all rows of the newest version first"
+        """What to do if a version is gone."""
 
     def table(self, version: int | None = None) -> "DeltaTable":
         """Return the table in its newest version or in `version`. Raises PipelineError if it cannot be read."""
@@ -100,7 +108,7 @@ class DeltaLog:
             text = without_secrets(one_line(str(error)), self.storage.items())
             raise found or PipelineError(f"{label}: the table cannot be read: {text}") from error
         protocol = table.protocol()
-        # Reader version 2 stands for column mapping. Only later versions have a list of features.
+        # A table with reader version 2 may use column mapping. Only later reader versions have a list of features.
         may_be_mapped = protocol.min_reader_version == 2 or "columnMapping" in (protocol.reader_features or ())
         if may_be_mapped and table.metadata().configuration.get(MAPPING_MODE, "none").lower() != "none":
             raise PipelineError(f"delta {self.location}: the table uses column mapping, which this source cannot read")
@@ -133,8 +141,8 @@ class DeltaLog:
     def added_files(self, version: int) -> list[DeltaFile]:
         """Return the files with new rows in the commit of `version`.
 
-        Raises PipelineError if the commit also removes rows, or if the log no longer has it. Raises TemporaryError if
-        the log cannot be read now.
+        Raises PipelineError if the commit removes rows, or if the log no longer has this commit. Raises TemporaryError
+        if the log cannot be read now.
         """
         name = f"_delta_log/{version:020}.json"
         try:
@@ -142,8 +150,8 @@ class DeltaLog:
                 actions = [json.loads(line) for line in stream.read().splitlines() if line.strip()]
         except FileNotFoundError as error:
             raise PipelineError(
-                f"delta {self.location}: the log no longer has version {version}, so its rows cannot be read: reset "
-                f"the pipeline to begin with the current rows ({error})"
+                f"delta {self.location}: the log no longer has version {version}, so the rows of this version cannot "
+                f"be read. {self._remedy} ({error})"
             ) from error
         except OSError as error:
             text = without_secrets(one_line(str(error)), self.storage.items())
@@ -153,7 +161,8 @@ class DeltaLog:
         if any(action["remove"].get("dataChange", True) for action in actions if "remove" in action):
             raise PipelineError(
                 f"delta {self.location}: version {version} updates or deletes rows, and a stream can only read rows "
-                f"that are appended: delta(..., begin_version={version}) begins after this version"
+                "that are appended. To begin after this version, reset the pipeline and declare its source as "
+                f"delta(..., begin_version={version})"
             )
         adds = [action["add"] for action in actions if "add" in action]
         return [
@@ -252,8 +261,8 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def read_file(file_system: Any, file: DeltaFile, schema: "pa.Schema") -> "Iterator[pa.RecordBatch]":
-    """Yield the rows of one Parquet file with the table's columns. The values of partition columns are taken from
-    `file.partition`. Other columns that the Parquet file does not have are null.
+    """Yield the rows of one Parquet file. Each row has all columns of the table: the values of partition columns are
+    taken from `file.partition`, and other columns that the Parquet file does not have are null.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -288,7 +297,7 @@ def partition_value(text: str | None, data_type: "pa.DataType") -> "pa.Scalar":
 
 
 def partition_text(value: object) -> str:
-    """Return the value of a partition column as a text, as `partition_value` reads it."""
+    """Return the value of a partition column as text, in the form that `partition_value` reads."""
     if isinstance(value, bool):
         return str(value).lower()
     if hasattr(value, "strftime") and hasattr(value, "hour"):
