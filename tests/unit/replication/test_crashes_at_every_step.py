@@ -120,6 +120,8 @@ class History:
         if log.log_end_offset:
             assert log.producers.entries[PRODUCER].next_sequence == log.log_end_offset, crash.step
         append(broker.partition(), b"the log can be written")
+        while broker.partition() in broker.partitions.moves:  # the start has begun the move again
+            await asyncio.sleep(0.01)
         assert [name for path in PATHS for name in broker.disk.list(path) if name == "t-0"] == ["t-0"], crash.step
 
     async def left_by_a_start(self, crash: Crash, disk: SimDisk) -> SimDisk:
