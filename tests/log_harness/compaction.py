@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from log_harness import LogOnDisk
+from tidelog.log.batch_scan import HEADER
 from tidelog.log.cleaner.choice import cleanable_part
 from tidelog.log.cleaner.job import (
     CleanerLimits,
@@ -13,11 +14,13 @@ from tidelog.log.cleaner.job import (
     SuccessReport,
     decode_report,
 )
+from tidelog.log.cleaner.records import decompressed_records, raw_records, rebuild_batch
 from tidelog.log.cleaner.swap import Swap
 from tidelog.log.cleaner.work import clean
 from tidelog.log.partition_log import PartitionLog
 from tidelog.runtime.interfaces import ChildResources, Disk
-from tidelog.wire.records import Record, batches_in, decode_records
+from tidelog.wire.batches import BatchHeader
+from tidelog.wire.records import Record, batches_in, decode_records, encode_batch
 
 PLENTY = CleanerLimits(map_bytes=1 << 24, load_factor=0.9, bytes_per_s=1e308, write_bytes=1 << 16)
 
@@ -60,6 +63,18 @@ def swap_in(on: LogOnDisk, group: GroupReport) -> None:
     swap.install()
     swap.finish()
     swap.end(on.now_ms)
+
+
+def append_expired_tombstone(on: LogOnDisk, key: bytes) -> None:
+    """Append a tombstone that the next pass removes: this replica has fetched it so late that the leader has already
+    given it a horizon, which has passed.
+    """
+    batch = encode_batch([Record(key, None, on.now_ms)])
+    BatchHeader(batch).assign(base_offset=on.log.log_end_offset, leader_epoch=0)
+    fields = HEADER.unpack_from(batch)
+    data = decompressed_records(memoryview(batch), fields)
+    dated = rebuild_batch(fields, data, list(raw_records(data, 1, 0)), on.now_ms - 1)
+    on.log.append_as_follower(memoryview(dated))
 
 
 def compact(

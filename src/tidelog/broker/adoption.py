@@ -82,6 +82,11 @@ class Adoption(NamedTuple):
     notices: list[str]
     """Lines for the broker's log. The broker writes the word "adopted" before each of them."""
 
+    @property
+    def topics(self) -> set[str]:
+        """The names of the topics that are adopted."""
+        return {record.name for record in self.records if isinstance(record, TopicCreated)}
+
 
 def refuse_foreign(disk: Disk, directories: Sequence[str]) -> None:
     """Raise AdoptionError if a directory contains files, but no files of a broker. Blocks; writes nothing.

@@ -441,7 +441,8 @@ class BrokerServer:
         for notice in adoption.notices:
             logger.warning("adopted %s", notice)
         if adoption.records:
-            await self.runtime.tasks.run_blocking(directories.adopt_start_offsets, lane=CHECKPOINTS_LANE)
+            prepare = directories.prepare_adoption
+            await self.runtime.tasks.run_blocking(prepare, adoption.topics, lane=CHECKPOINTS_LANE)
         return adoption.records
 
     async def _register(self) -> None:

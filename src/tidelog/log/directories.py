@@ -7,22 +7,16 @@ directories can be used and none of them looks as if its disk were not mounted.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Container, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 from tidelog.log.checkpoints import META_PROPERTIES, PARTITION_METADATA, read_partition_metadata, read_properties
 from tidelog.log.directory import LOCK, DataDirectory
 from tidelog.log.errors import CorruptLog
 from tidelog.log.file_kinds import METADATA_STORE, partition_of
-from tidelog.log.future_logs import (
-    UnfinishedCopy,
-    has_mark,
-    is_final,
-    remove_mark,
-    rename_back,
-    retire_log,
-    unfinished_copy,
-)
+from tidelog.log.future_logs import UnfinishedCopy, unfinished_copy
+from tidelog.log.interrupted_moves import InterruptedMoves, UnsettledMove
 from tidelog.log.segment import TEMPORARY_ERRORS
 from tidelog.model.ids import TopicPartition
 from tidelog.wire.errors import StorageError
@@ -58,22 +52,12 @@ def missing_directories(disk: "Disk", paths: Sequence[str]) -> list[str]:
     return missing_paths
 
 
-class _UnsettledMove(NamedTuple):
-    """A move that a crash interrupted when both the log and its copy had the log's name."""
-
-    partition: TopicPartition
-    copy: DataDirectory
-    old: DataDirectory
-    discarded: DataDirectory
-    """Either `copy` or `old`: the directory whose files of this partition are not used."""
-
-
 class DataDirectories:
     """The open data directories.
 
     The attributes and `place`, `of`, `by_path`, `holders`, `clean_offset`, `moved`, `fail`, `forget` and
     `take_failures` are used on the event loop. The other methods block and may run on any thread. Those that write
-    checkpoints (`write_...`, `try_checkpoints`, `retire`, `remove_retired`, `adopt_start_offsets`,
+    checkpoints (`write_...`, `try_checkpoints`, `retire`, `remove_retired`, `prepare_adoption`,
     `forget_stale_entries`) must be called one at a time.
     """
 
@@ -107,7 +91,7 @@ class DataDirectories:
         """Directories that have failed since the last call of `take_failures`, with the reasons."""
         self._missing: list[str] = []
         """Paths that do not exist; `acquire` creates the directories."""
-        self._unsettled_moves: list[_UnsettledMove] = []
+        self._interrupted_moves = InterruptedMoves(disk)
         self.is_acquired = False
         """Whether `acquire` has locked every directory. If so, it may have changed the directories' content."""
 
@@ -166,6 +150,7 @@ class DataDirectories:
             self._run_step(directory, directory.begin)
         self._check()
         self._settle_moves()
+        self._check()
 
     def _remove_empty(self, created_paths: Sequence[str]) -> None:
         """Remove new directories that contain at most a lock file. Remove children before their parents."""
@@ -254,31 +239,38 @@ class DataDirectories:
         its directory counts as a holder of the partition.
         """
         for partition, holders in self._holders.items():
-            marked_holders = (
-                [d for d in holders if has_mark(self._disk, f"{d.path}/{partition}")] if len(holders) == 2 else ()
-            )
-            if len(marked_holders) != 1:
-                continue
-            [copy], [old] = marked_holders, [d for d in holders if d is not marked_holders[0]]
-            discarded = old if is_final(self._disk, f"{copy.path}/{partition}") else copy
-            self._unsettled_moves.append(_UnsettledMove(partition, copy, old, discarded))
-            self._counts[discarded.path] -= 1
-            holders.remove(discarded)
+            discarded = self._interrupted_moves.choose(partition, holders)
+            if discarded is not None:
+                self._counts[discarded.path] -= 1
+                holders.remove(discarded)
 
     def _settle_moves(self) -> None:
-        """Rename the log or copy that is not used, and remove its checkpoint entries. Then only the used one has the
-        log's name.
+        """Rename the logs and copies that are not used, and remove their checkpoint entries and the marks of copies
+        that are used. Then only the used one has the log's name, and is no copy any more.
         """
-        unsettled, self._unsettled_moves = self._unsettled_moves, []
-        for partition, copy, old, discarded in unsettled:
-            if copy.path in self.failed or old.path in self.failed:
+        moves = self._interrupted_moves
+        for move in moves.unsettled:
+            if move.copy.path in self.failed or move.old.path in self.failed:
                 continue  # one of the two directories has failed in the meantime; the next start decides again
-            discarded.remove_entries(partition)
-            if discarded is old:
-                retire_log(self._disk, old.path, partition, bytes(16))
-                remove_mark(self._disk, copy.path, partition)
-            else:
-                self.interrupted.append(UnfinishedCopy(partition, copy, rename_back(self._disk, copy.path, partition)))
+            self._run_step(move.discarded, partial(self._put_aside, move))
+            if move.discarded is move.old and move.old.path not in self.failed:
+                moves.lone_copies.append((move.partition, move.copy))
+        absent_paths = list(self.failed) or [d.path for d in self.online if d.is_blank]
+        for partition, copy in moves.lone_copies:
+            if copy.path not in self.failed:
+                self._run_step(copy, partial(moves.settle_lone_copy, partition, copy, absent_paths))
+
+    def _put_aside(self, move: UnsettledMove) -> None:
+        try:
+            move.discarded.remove_entries(move.partition)
+        except OSError as error:
+            if error.errno not in TEMPORARY_ERRORS:
+                raise
+            # `forget_stale_entries` tries again. A full disk is a usual reason for a move.
+            logger.warning("old entries stay in the checkpoints for now path=%s reason=%s", move.discarded.path, error)
+        copy = self._interrupted_moves.put_aside(move)
+        if copy is not None:
+            self.interrupted.append(copy)
 
     def _check_duplicates(self) -> None:
         """Raise UnusableDirectories if two directories hold the same partition of the same topic, or may do so."""
@@ -333,6 +325,8 @@ class DataDirectories:
         if holders:
             if len(holders) > 1:
                 holders.sort(key=lambda d: self._topic_id(d, partition) != topic_id)
+            if partition in self._interrupted_moves.unusable_copies:
+                raise StorageError(self._interrupted_moves.unusable_copies[partition])
             if holders[0].path in self.failed:
                 raise StorageError(
                     f"the partition's directory {holders[0].path} is out of use: {self.failed[holders[0].path]}"
@@ -456,6 +450,7 @@ class DataDirectories:
 
     def forget(self, partition: TopicPartition) -> None:
         """Forget where a deleted partition is."""
+        self._interrupted_moves.unusable_copies.pop(partition, None)
         for holder in self._holders.pop(partition, ()):
             self._counts[holder.path] -= 1
 
@@ -480,9 +475,9 @@ class DataDirectories:
         for directory, directory_id in zip(self.online, new_ids, strict=True):
             directory.write_identity(cluster_id, node_id, directory_id)
 
-    def adopt_start_offsets(self) -> None:
+    def prepare_adoption(self, topics: Container[str]) -> None:
         for directory in self._usable():
-            directory.adopt_start_offsets()
+            directory.prepare_adoption(topics)
 
     def write_checkpoints(
         self,

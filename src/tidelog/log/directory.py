@@ -2,7 +2,7 @@
 
 Every method blocks. `open`, `inspect`, `lock` and `begin` are called before the broker runs, and `close_clean` after it
 has stopped. All other methods may be called from any thread. Two calls of methods that write checkpoints (`write_...`,
-`adopt_start_offsets`, `retire`, `remove_retired`, `remove_entries`, `make_way`, `register_incoming`) must not overlap.
+`prepare_adoption`, `retire`, `remove_retired`, `remove_entries`, `make_way`, `register_incoming`) must not overlap.
 
 The entries of a deleted partition are removed from the checkpoints, durably, before a log of the same name is
 created. Otherwise the new log would look as if it had lost records at its end or start.
@@ -14,7 +14,7 @@ start offset becomes the offset of the first file that exists.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Final
 
 from tidelog.log.aside import make_way, put_aside, read_id, stem_of_retired
@@ -38,7 +38,9 @@ from tidelog.log.durability import FULL_DISK_ERRORS
 from tidelog.log.errors import CorruptLog
 from tidelog.log.file_kinds import CUT_MARK, DELETE_SUFFIX, Kind, aside_stem, file_kind, partition_of
 from tidelog.log.indexes import IndexCache
+from tidelog.log.kafka_snapshots import remove_unproved_snapshots
 from tidelog.log.partition_log import PartitionLog
+from tidelog.log.pinned_entries import LogOffsets, PinnedEntries
 from tidelog.log.segment import TEMPORARY_ERRORS
 from tidelog.model.ids import TopicPartition
 
@@ -97,6 +99,7 @@ class DataDirectory:
         self._preserved: dict[TopicPartition, None] = {}
         """Partitions that were just opened or moved here, or that could not be opened. Their known entries stay in the
         checkpoints until `write_checkpoints` gets the recovery points of these partitions."""
+        self.pinned = PinnedEntries()
         self._retired: dict[TopicPartition, None] = {}
         """Partitions whose entries were removed. They get no new entries until a log of the same name is opened or
         moved here. If a checkpoint on the disk still has an old entry, the next write of this checkpoint removes it."""
@@ -166,14 +169,20 @@ class DataDirectory:
             logger.warning("checkpoint ignored, %s reason=%s", consequence, error)
             return {}
 
-    def adopt_start_offsets(self) -> None:
-        """Persist start offsets before Kafka's logs are opened here for the first time.
+    def prepare_adoption(self, topics: Container[str]) -> None:
+        """Prepare the logs of Kafka's `topics` before they are opened here for the first time: persist their start
+        offsets, and remove snapshots that do not prove what recovery concludes from them.
 
         If the first file of a log begins above the log's entry in the checkpoint, the start offset becomes the
         file's offset, permanently. Raises OSError.
         """
         self._take_start_offsets_from_files()
         self.write_start_offsets(self._start_offsets)
+        if not self.clean and self._recovery_points_known:
+            for name in self._disk.list(self.path):
+                key = partition_of(name)
+                if key is not None and key.topic in topics and self._disk.is_dir(f"{self.path}/{name}"):
+                    remove_unproved_snapshots(self._disk, f"{self.path}/{name}", self._recovery_points.get(key, 0))
 
     def _take_start_offsets_from_files(self) -> None:
         for name in self._disk.list(self.path):
@@ -207,6 +216,7 @@ class DataDirectory:
         if is_in_the_way:
             raise InTheWay(f"{path} or its checkpoint entries belong to an older topic or replica of the same name")
         self._retired.pop(key, None)
+        self.pinned.unpin(key)
         log = PartitionLog.open(
             self._disk,
             path,
@@ -308,6 +318,7 @@ class DataDirectory:
             self._start_offsets.pop(key, None)
             self._high_watermarks.pop(key, None)
             self._preserved.pop(key, None)
+            self.pinned.unpin(key)
             self._retired[key] = None
         first_error: OSError | None = None
         for name in list(self._checkpoints):
@@ -318,9 +329,9 @@ class DataDirectory:
         if first_error is not None:
             raise first_error
 
-    def register_incoming(self, log: PartitionLog, clean_offset: int | None) -> None:
+    def register_incoming(self, log: PartitionLog, clean_offset: int | None, high_watermark: int) -> None:
         """Register a log that will be moved into this directory immediately after this call: write its entries into
-        the checkpoints.
+        the checkpoints, and pin them. The caller must unpin them when the move has ended.
 
         `clean_offset`: the offset up to which the log is compacted, or None. Raises OSError.
         """
@@ -328,10 +339,12 @@ class DataDirectory:
         self._retired.pop(key, None)
         self._preserved[key] = None
         self._recovery_points[key], self._start_offsets[key] = log.recovery_point, log.log_start_offset
+        self._high_watermarks[key] = high_watermark
+        self.pinned.pin(key, LogOffsets(log.recovery_point, log.log_start_offset, high_watermark))
         # All entries are written, even if the checkpoint was removed because the disk was full: a checkpoint that
         # exists must be complete.
-        for name, offset in ((RECOVERY_POINTS, log.recovery_point), (LOG_START_OFFSETS, log.log_start_offset)):
-            self._write(name, {**self._latest.get(name, {}), key: offset})
+        for name in (RECOVERY_POINTS, LOG_START_OFFSETS, HIGH_WATERMARKS):
+            self._write(name, {**self._latest.get(name, {}), key: self.pinned.of(name)[key]})
         clean_offsets = {
             partition: offset for partition, offset in self._latest[CLEANER_OFFSETS].items() if partition != key
         }
@@ -425,9 +438,12 @@ class DataDirectory:
         """
         for key in [key for key in list(self._preserved) if key in recovery_points]:
             del self._preserved[key]
-        self._write(RECOVERY_POINTS, self._with_preserved(recovery_points, self._recovery_points))
-        self._write(LOG_START_OFFSETS, _above_zero(self._with_preserved(start_offsets, self._start_offsets)))
-        self._write(HIGH_WATERMARKS, self._with_preserved(high_watermarks, self._high_watermarks))
+        for name, offsets, older in (
+            (RECOVERY_POINTS, recovery_points, self._recovery_points),
+            (LOG_START_OFFSETS, start_offsets, self._start_offsets),
+            (HIGH_WATERMARKS, high_watermarks, self._high_watermarks),
+        ):
+            self._write(name, self._complete(name, offsets, older))
 
     def high_watermark(self, key: TopicPartition) -> int:
         """Return the partition's high watermark, as read from the checkpoint at the broker's start; 0 if unknown."""
@@ -461,7 +477,7 @@ class DataDirectory:
         records that DeleteRecords removed from this file would be back after a crash.
         """
         try:
-            self._write(LOG_START_OFFSETS, _above_zero(self._with_preserved(start_offsets, self._start_offsets)))
+            self._write(LOG_START_OFFSETS, self._complete(LOG_START_OFFSETS, start_offsets, self._start_offsets))
         except OSError as error:
             if error.errno not in FULL_DISK_ERRORS:
                 raise
@@ -484,12 +500,16 @@ class DataDirectory:
             for name, offsets in list(self._latest.items())
         )
 
-    def _with_preserved(
-        self, offsets: Mapping[TopicPartition, int], older: Mapping[TopicPartition, int]
+    def _complete(
+        self, name: str, offsets: Mapping[TopicPartition, int], older: Mapping[TopicPartition, int]
     ) -> Mapping[TopicPartition, int]:
-        """Return `offsets`, and the preserved entries of `older`. A mapping that may change later is copied."""
-        preserved = {key: older[key] for key in list(self._preserved) if key in older}
-        return offsets if isinstance(offsets, OffsetsCopy) and not preserved else {**preserved, **offsets}
+        """Return the entries of the checkpoint `name`: `offsets`, the preserved entries of `older` and the pinned
+        entries. A mapping that may change later is copied.
+        """
+        preserved, pinned = {key: older[key] for key in list(self._preserved) if key in older}, self.pinned.of(name)
+        if preserved or pinned or not isinstance(offsets, OffsetsCopy):
+            offsets = {**preserved, **offsets, **pinned}
+        return _above_zero(offsets) if name == LOG_START_OFFSETS else offsets
 
     def _write(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
         if any(map(offsets.__contains__, self._retired)):

@@ -3,12 +3,13 @@
     1. TARGET/TOPIC-N.RANDOM-future/   the copy grows until it has all records
     2. TARGET/TOPIC-N/                 the mark `takes-over` is written into the copy; then the copy is renamed to
                                        this name, durably
-    3. SOURCE/TOPIC-N.RANDOM-delete/   the old log is renamed, durably; then the mark is removed
+    3. SOURCE/TOPIC-N.RANDOM-delete/   the old log is renamed, durably; then the mark is removed, durably
 
 Records that are appended during step 2 are copied after step 2. Records that are appended during step 2 or 3 are
 acknowledged only after step 3. If a crash leaves two logs of the same name, the old one is used, because it has every
 acknowledged record. There is one exception: a mark with the content `final` means that the old log could not be
-renamed, and that the copy may have newer records.
+renamed, and that the copy may have newer records. `interrupted_moves` makes this decision, also for the case that a
+data directory is missing.
 
 A partition is not compacted while it is being moved, so a copy has no `.cleaned` and `.swap` files.
 """
@@ -16,6 +17,8 @@ A partition is not compacted while it is being moved, so a copy has no `.cleaned
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tidelog.log.checkpoints import read_partition_metadata
+from tidelog.log.errors import CorruptLog
 from tidelog.log.file_kinds import DELETE_SUFFIX, aside_stem
 from tidelog.model.ids import TopicPartition
 
@@ -71,6 +74,19 @@ def rename_copy(disk: "Disk", future: str, source: str, partition: TopicPartitio
     disk.sync_dir(target)
 
 
+def may_belong_to(disk: "Disk", directory: str, partition: TopicPartition, topic_id: bytes, random: bytes) -> bool:
+    """Return whether `retire_log` with the same arguments may be called for a log of the topic `topic_id`. It may not
+    if the partition's name in `directory` belongs to a newer topic, or does not exist any more. Raises OSError.
+    """
+    path = f"{directory}/{partition}"
+    if disk.exists(f"{path}.{random.hex()}{DELETE_SUFFIX}"):
+        return True  # an earlier call of `retire_log` has renamed the log
+    try:
+        return read_partition_metadata(disk, path) == topic_id
+    except CorruptLog:
+        return True  # the file is damaged; in a new log it would be complete
+
+
 def retire_log(disk: "Disk", source: str, partition: TopicPartition, random: bytes) -> str:
     """Durably rename the log in `source` to a name that marks it for removal. Return its new path. Blocks.
 
@@ -90,8 +106,13 @@ def make_final(disk: "Disk", target: str, partition: TopicPartition) -> None:
 
 
 def remove_mark(disk: "Disk", target: str, partition: TopicPartition) -> None:
-    """Remove the mark `takes-over` at the end of the move. Raises OSError."""
+    """Durably remove the mark `takes-over` at the end of the move. Raises OSError.
+
+    If the mark came back later, and the old log, too, for example with a disk that was away, the next start would use
+    the old log.
+    """
     disk.remove(f"{target}/{partition}/{TAKES_OVER}")
+    disk.sync_dir(f"{target}/{partition}")
 
 
 def has_mark(disk: "Disk", path: str) -> bool:
@@ -105,11 +126,11 @@ def is_final(disk: "Disk", path: str) -> bool:
     return disk.read(f"{path}/{TAKES_OVER}") == FINAL
 
 
-def rename_back(disk: "Disk", target: str, partition: TopicPartition) -> str:
+def rename_back(disk: "Disk", target: str, partition: TopicPartition, random: bytes) -> str:
     """Durably rename the copy back to the name of an unfinished copy, because the old log is valid. Returns the new
     path. Blocks. Raises OSError.
     """
-    path = future_path(target, partition, bytes(16))
+    path = future_path(target, partition, random)
     disk.rename(f"{target}/{partition}", path)
     disk.sync_dir(target)
     return path

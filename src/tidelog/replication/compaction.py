@@ -331,9 +331,14 @@ class Compaction:
             raise PassAbandoned("its segments have changed")
         if self._clean_offsets.get(partition) is None:
             # Write a clean offset before the first record is removed: a clean offset shows that holes in the log come
-            # from compaction and not from a lost file.
+            # from compaction and not from a lost file. Without it, a later start could find files missing if the topic
+            # is not compacted any more.
             self._clean_offsets[partition] = log.log_start_offset
             await self._write_clean_offsets()
+            if self._partitions.directories.clean_offset(log.topic_partition) is None:
+                self._clean_offsets[partition] = None
+                swap.give_up()
+                raise PassAbandoned("its first clean offset could not be written")
         try:
             await run_blocking(swap.announce)
         # a disk error, or the files differ from those that the child process wrote

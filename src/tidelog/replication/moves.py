@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tidelog.log.checkpoints import read_partition_metadata
 from tidelog.log.errors import CorruptLog
 from tidelog.log.future_logs import (
     UnfinishedCopy,
@@ -25,11 +26,13 @@ from tidelog.log.future_logs import (
     future_path,
     has_mark,
     make_final,
+    may_belong_to,
     remove_mark,
     rename_copy,
     retire_log,
 )
 from tidelog.log.leader_epochs import LeaderEpochs
+from tidelog.log.pinned_entries import LogOffsets
 from tidelog.log.producer_snapshot import decode_snapshot, encode_snapshot
 from tidelog.log.segment import TEMPORARY_ERRORS
 from tidelog.replication.descriptor_retry import RETRY_S, lacks_descriptor, retry_without_descriptor
@@ -239,8 +242,9 @@ class Moves:
         path, move.path = move.path, ""
         if not path or (self._stopped and not move.partition.deleted):
             return
-        key, random = move.partition.log.topic_partition, self._runtime.random.randbytes(16)
-        args = (self._runtime.disk, move.target, key, future_log, path, random)
+        partition, random = move.partition, self._runtime.random.randbytes(16)
+        key = partition.log.topic_partition
+        args = (self._runtime.disk, move.target, key, partition.topic_id, future_log, path, random)
         try:
             await retry_without_descriptor(
                 self._runtime.tasks, lambda: not self._stopped, _remove, *args, lane=CHECKPOINTS_LANE
@@ -352,27 +356,34 @@ class Moves:
             future_log.epochs = LeaderEpochs(old.epochs.entries())
             future_log.epochs.dirty = True
             producers = encode_snapshot(old.producers)
-            args = (runtime.disk, source, move.target, future_log, producers, runtime.clock.now_ms())
+            high_watermark, now_ms = partition.high_watermark, runtime.clock.now_ms()
+            random = runtime.random.randbytes(16)
+            args = (runtime.disk, source, move.target, future_log, producers, high_watermark, now_ms, random)
             new = await runtime.tasks.run_blocking(_finish_copy, *args, lane=CHECKPOINTS_LANE)
             move.path = new.directory
             move.future_log = new
             self._check(move)
             await self._copy_rest(move, old, new)
-            self._switch(move, old, new)
+            self._switch(move, source, old, new)
             move.future_log, move.path = None, ""  # from now on the copy must not be discarded
-            random = runtime.random.randbytes(16)
-            may_retry = partial(self._is_wanted, partition)
+            retiring = (runtime.disk, source, old, partition.topic_id, random)
             try:
+                # The old log of a deleted partition is retired, too: only then are its files removed.
                 retired_path = await retry_without_descriptor(
-                    runtime.tasks, may_retry, _retire_old_log, runtime.disk, source, old, random, lane=CHECKPOINTS_LANE
+                    runtime.tasks, lambda: not self._stopped, _retire_old_log, *retiring, lane=CHECKPOINTS_LANE
                 )
-                self._partitions.reconciler.remove_later(retired_path, partition.config.file_delete_delay_ms, old)
+                if retired_path is None:
+                    old.close(clean=False)
+                else:
+                    self._partitions.reconciler.remove_later(retired_path, partition.config.file_delete_delay_ms, old)
             except OSError as error:
                 await self._mark_copy_final(move, old, error)
                 self._report_disk_error(source.path, error)
             else:
                 await self._remove_mark(move)
         finally:
+            # A checkpoint that was written from offsets of before the switch is on the disk by now.
+            move.target.pinned.unpin(old.topic_partition)
             partition.thaw()
         logger.info("partition moved partition=%s from=%s to=%s", name, source.path, move.target.path)
 
@@ -414,8 +425,13 @@ class Moves:
             move.partition.fail()
             self._report_disk_error(move.target.path, mark_error)
 
-    def _switch(self, move: Move, old: "PartitionLog", new: "PartitionLog") -> None:
+    def _switch(self, move: Move, source: "DataDirectory", old: "PartitionLog", new: "PartitionLog") -> None:
         """Replace the partition's log by the copy, within one turn of the loop."""
+        # Until the old log is renamed, a start after a crash uses it with these entries. After the call of `moved`, a
+        # checkpoint that is written by a thread contains the entries only because they are pinned.
+        start_offset = min(old.log_start_offset, old.durable_offset)
+        offsets = LogOffsets(old.recovery_point, start_offset, move.partition.high_watermark)
+        source.pinned.pin(old.topic_partition, offsets)
         new.producers = old.producers  # with the last five batches of each producer, which a snapshot does not have
         new.epochs = LeaderEpochs(old.epochs.entries())
         new.epochs.dirty = True
@@ -472,7 +488,9 @@ def _finish_copy(
     target: "DataDirectory",
     copy: "PartitionLog",
     producers: bytes,
+    high_watermark: int,
     now_ms: int,
+    random: bytes,
 ) -> "PartitionLog":
     """Make the copy durable, together with the producer state in the snapshot `producers`. Rename the copy, and return
     the log under its new name.
@@ -482,15 +500,41 @@ def _finish_copy(
     copy.close(clean=True)
     if copy.failure is not None:
         raise StorageError(copy.failure)
-    target.register_incoming(copy, source.clean_offset(copy.topic_partition))
+    _free_name(disk, target, copy, random)
+    target.register_incoming(copy, source.clean_offset(copy.topic_partition), high_watermark)
     rename_copy(disk, copy.directory, source.path, copy.topic_partition)
     return target.reopen(copy, now_ms)
 
 
-def _retire_old_log(disk: "Disk", source: "DataDirectory", old: "PartitionLog", random: bytes) -> str:
+def _free_name(disk: "Disk", target: "DataDirectory", copy: "PartitionLog", random: bytes) -> None:
+    """Rename a directory in `target` that has the name of the log and is not in use. It belongs to an older topic, or
+    it is an old log of this partition that could not be renamed at the end of an earlier move. Raises OSError.
+    """
+    key = copy.topic_partition
+    path = f"{target.path}/{key}"
+    if not disk.exists(path):
+        return
+    topic_id = read_partition_metadata(disk, copy.directory)
+    assert topic_id is not None
+    target.make_way(key, topic_id)  # renames the directory if it belongs to another topic
+    if disk.exists(path):
+        logger.warning("old log of a moved partition renamed path=%s", path)
+        retire_log(disk, target.path, key, random)  # the next start removes it
+
+
+def _retire_old_log(
+    disk: "Disk", source: "DataDirectory", old: "PartitionLog", topic_id: bytes, random: bytes
+) -> str | None:
+    """Rename the old log, durably, and remove its entries in the checkpoints. Returns its new path, or None if its name
+    belongs to a newer topic: the partition was deleted while this step was retried. Blocks. Raises OSError.
+    """
+    if not may_belong_to(disk, source.path, old.topic_partition, topic_id, random):
+        return None
     retired_path = retire_log(disk, source.path, old.topic_partition, random)
     # The log's entries in the checkpoints are removed only after the rename. If they were removed earlier, a crash
     # before the rename would leave the old log in use without its start offset.
+    if disk.exists(f"{source.path}/{old.topic_partition}"):
+        return retired_path  # a newer topic has the name, and its entries replace those of the old log
     try:
         source.remove_entries(old.topic_partition)
     except OSError as error:
@@ -500,7 +544,13 @@ def _retire_old_log(disk: "Disk", source: "DataDirectory", old: "PartitionLog", 
 
 
 def _remove(
-    disk: "Disk", target: "DataDirectory", key: "TopicPartition", copy: "PartitionLog | None", path: str, random: bytes
+    disk: "Disk",
+    target: "DataDirectory",
+    key: "TopicPartition",
+    topic_id: bytes,
+    copy: "PartitionLog | None",
+    path: str,
+    random: bytes,
 ) -> None:
     """Remove the directory of a copy, which may already have the log's name, and the copy's entries in the
     checkpoints. Blocks.
@@ -511,7 +561,8 @@ def _remove(
     try:
         if not disk.exists(path):
             path = final_path  # the rename succeeded before the error
-        if path == final_path and has_mark(disk, final_path):
+        is_copy = has_mark(disk, final_path) and may_belong_to(disk, target.path, key, topic_id, random)
+        if path == final_path and is_copy:
             # Rename the directory immediately, since a topic that is created again may need its name.
             path = retire_log(disk, target.path, key, random)
         if path != final_path and disk.exists(path):

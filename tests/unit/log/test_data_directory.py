@@ -351,7 +351,7 @@ def test_kafkas_start_offsets_may_lag_behind_its_files_until_they_are_adopted(
     disk.sync_dir("/data/orders-0")
     disk.write_atomic(STARTS, checkpointed)
     directory = DataDirectory.open(disk, "/data")
-    directory.adopt_start_offsets()
+    directory.prepare_adoption({"orders"})
     expected = 3 if b"3" in checkpointed else 2
     disk = disk.power_cut(random.Random(1))  # what was adopted is durable
     directory = DataDirectory.open(disk, "/data")
@@ -432,7 +432,7 @@ def test_a_log_from_another_directory_is_told_of_beside_all_others_though_the_di
     disk.remove(segment(0))
     disk.limit_space(None)
     copy = directory.open_future(f"/data/payments-0.{'0' * 32}-future", LogConfig(), 7, OTHER_ID, NOW_MS)
-    directory.register_incoming(copy, None)
+    directory.register_incoming(copy, None, 0)
     assert read_offsets(disk, STARTS) == {KEY: 2, TopicPartition("payments", 0): 7}
     assert not directory.is_behind
     log = open_orders(DataDirectory.open(disk.kill(), "/data"))

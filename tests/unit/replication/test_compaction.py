@@ -227,6 +227,30 @@ def test_a_full_disk_interrupts_a_pass_which_is_tried_again(
     assert not [name for name in on.disk.list("/data/a-0") if name.endswith((".cleaned", ".swap"))]
 
 
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EMFILE, errno.EIO])
+def test_nothing_is_removed_before_the_first_clean_offset_is_written(
+    stage: Callable[..., Stage], caplog: pytest.LogCaptureFixture, error: int
+) -> None:
+    """The clean offset explains the holes in the log, also when the topic is not compacted any more."""
+    caplog.set_level(logging.INFO, "tidelog.compaction")
+    on = stage({"a": 40})
+    before = on.records("a")
+    on.disk.fail("create", f"*/{CLEANER_OFFSETS}.tmp", error, times=2)
+    for _ in range(2):
+        assert on.clean()
+        assert on.records("a") == before
+        assert not [name for name in on.disk.list("/data/a-0") if name.endswith((".cleaned", ".swap"))]
+        assert not on.clean(), "it rests"
+        on.world.run(_sleep(on, RETRY_DELAY_S + 1))
+    assert len(lines(caplog, "its first clean offset could not be written")) == 2
+    on.clean_all()
+    assert on.records("a") < before
+    on.config.cleanup_policy = "delete"
+    records = on.records("a")
+    on.restart()
+    assert on.records("a") == records
+
+
 async def _sleep(on: Stage, seconds: float) -> None:
     await on.runtime.tasks.sleep(seconds)
 

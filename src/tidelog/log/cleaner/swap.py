@@ -3,7 +3,7 @@ or the new one.
 
     1. .cleaned -> .swap, durable      from here on, a start after a crash finishes the swap
     2. the log serves the new segment  new reads do not find the old segments
-    3. old files -> .deleted, durable  reads in progress continue
+    3. old files -> .deleted, durable  one by one, the oldest first; reads in progress continue
     4. .swap -> final names, durable   the log file first
 """
 
@@ -86,12 +86,17 @@ class Swap:
     def finish(self) -> None:
         """Rename the old files to `.deleted` and the new ones to their final names, durably. Blocks.
 
+        A start that completes the swap does not remove old segments that begin above the last record of the new
+        segment. So after a power cut, some of them may remain. The old segments are renamed durably one by one, the
+        oldest first: if one of them remains, the later ones remain, too. Otherwise an old value could remain without
+        the tombstone that deletes it.
+
         Raises OSError. After an error, a second call continues with the remaining files.
         """
         if not self._old_renamed:
             for segment in self._old:
                 segment.rename_deleted()
-            self._disk.sync_dir(self._directory)
+                self._disk.sync_dir(self._directory)
             self._old_renamed = True
         put_in_place(self._disk, self._directory, self._new.base_offset)
 
@@ -105,7 +110,7 @@ class Swap:
         self._log.segments.swapping = False
 
     def give_up(self) -> None:
-        """End the swap after `announce` failed and `discard` was called."""
+        """End the swap before `announce` was called, or after it failed and `discard` was called."""
         self._log.segments.swapping = False
 
     def discard(self) -> None:

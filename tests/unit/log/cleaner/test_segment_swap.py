@@ -1,18 +1,28 @@
 """A swap during reads: a reader with an old segment's file continues, and no reader finds a file missing."""
 
 from collections.abc import Callable
-from itertools import islice
+from itertools import islice, product
+from random import Random
 
 import pytest
 
 from log_harness import NOW_MS, LogOnDisk
-from log_harness.compaction import compact, job_of, reports_of, stored, swap_in
+from log_harness.compaction import (
+    append_expired_tombstone,
+    compact,
+    job_of,
+    reports_of,
+    stored,
+    swap_in,
+)
 from tidelog.log.cleaner.job import GroupReport
 from tidelog.log.cleaner.swap import Swap
 from tidelog.log.partition_log import PartitionLog
 from tidelog.log.reader import TimestampOffset
 from tidelog.log.times import find_max_timestamp, find_timestamp
 from tidelog.model.steps import Steps, run_all
+from tidelog.simulation.disk import SimDisk
+from tidelog.simulation.medium import PowerCutOdds
 from tidelog.wire.batches import ABORT
 from tidelog.wire.records import Record, encode_batch
 
@@ -157,3 +167,58 @@ def test_flushes_and_a_clean_end_go_on_after_it(caplog: pytest.LogCaptureFixture
     on.restart()
     assert list(stored(on.log))[: len(records)] == records
     assert "index rebuilt" not in caplog.text
+
+
+class NoOrder(Random):
+    """Decides which of the changes that are not synced a power cut keeps, from the first one on."""
+
+    def __init__(self, kept: tuple[bool, ...]) -> None:
+        super().__init__(1)
+        self.kept = list(kept)
+
+    def random(self) -> float:
+        return 0.0 if self.kept and self.kept.pop(0) else 0.99
+
+
+def last_values(on: LogOnDisk, disk: SimDisk) -> dict[bytes | None, bytes | None]:
+    """Return the last value of each key after a start from this disk."""
+    found = LogOnDisk.__new__(LogOnDisk)
+    found.config, found.now_ms, found.disk = on.config, on.now_ms, disk
+    log = found.open(clean=False, recovery_point=on.persisted_recovery_point, log_start_offset=0, clean_offset=0)
+    last = {record.key: record.value for record in stored(log)}
+    return {key: value for key, value in last.items() if value is not None}
+
+
+def test_a_deleted_key_does_not_come_back_when_a_swap_loses_power() -> None:
+    """A pass removes a value, and in a later segment the tombstone that deletes it. A power cut may undo each rename
+    that is not synced, and no other.
+    """
+    on = LogOnDisk(cleanup_policy="compact", segment_bytes=1000, file_delete_delay_ms=0)
+    on.append_batch(encode_batch([Record(b"other", b"kept", NOW_MS)]))
+    on.log.roll(NOW_MS)
+    on.append_batch(encode_batch([Record(b"deleted", b"old", NOW_MS)]))
+    on.log.roll(NOW_MS)
+    append_expired_tombstone(on, b"deleted")
+    on.log.roll(NOW_MS)
+    on.append_batch(encode_batch([Record(b"large", bytes(900), NOW_MS)]))  # does not fit into the group
+    on.log.roll(NOW_MS)
+    on.append(b"the active segment")
+    on.flush()
+    values = last_values(on, on.disk.power_cut())
+    assert list(values) == [b"other", b"large", b"k"]
+    group = first_group(on)
+    assert (group.base_offsets, group.records_after) == ([0, 1, 2], 1)
+    cuts = 0
+
+    def cut_power(_operation: str, _path: str) -> None:
+        nonlocal cuts
+        changes = len(on.disk.medium.unsynced_names)
+        for kept in product([False, True], repeat=changes):
+            cuts += 1
+            left = on.disk.power_cut(NoOrder(kept), PowerCutOdds(keep=0.5, torn=0.0, wrong_size=0.0))
+            assert last_values(on, left) == values
+
+    on.disk.on_operation = cut_power
+    swap_in(on, group)
+    on.disk.on_operation = None
+    assert cuts > 50
