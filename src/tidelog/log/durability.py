@@ -250,13 +250,14 @@ class Durability:
         ]
         self.directory_unsynced |= bool(plan.directories)
         self._postpone_small_files(plan)
-        self.snapshots.give_back(plan.obsolete)
 
     def _postpone_small_files(self, plan: FlushPlan) -> None:
         if plan.generation == self._generation:
             self._roll_snapshots = {**plan.snapshots, **self._roll_snapshots}
         if plan.leader_epochs is not None:
             plan.leader_epochs.dirty = True
+        # The obsolete files still exist, so they must be in the list: a cut removes only the snapshots of the list.
+        self.snapshots.give_back(plan.obsolete)
 
     def flushed(self, plan: FlushPlan) -> None:
         """Record that a plan has run: its segments are synced, and the recovery point moves to its end.
