@@ -75,7 +75,8 @@ class Cut:
         self.removed = segments.items[remaining_count:]
         self.start_offset = offset if empties else start_offset
         self.end_offset = offset
-        """After `run`: the new end. It is below `offset` if a batch began below `offset` and contained it."""
+        """After `run`: the new end. It is below `offset` if a batch began below `offset` and contained it, or if
+        compaction had removed the offsets before `offset`."""
         self.recovery_point = offset if empties else recovery_point
         """The recovery point after the cut is this value or the new end, whichever is lower."""
         self.epochs = LeaderEpochs(epochs.entries())
@@ -92,7 +93,7 @@ class Cut:
             self._disk.sync_dir(self._directory)
         if self.remaining_segments:
             last = self.remaining_segments[-1]
-            self.end_offset = last.truncate_to(self.offset)
+            self.end_offset = last.truncate_to(self.offset, self.start_offset)
             last.transactions.truncate_to(self.offset)
         else:
             self.remaining_segments = [Segment.create(self._disk, self._directory, self.offset, 0)]
