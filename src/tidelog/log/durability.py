@@ -32,6 +32,7 @@ class Durability:
         "_durable_offset",
         "_generation",
         "_names_synced_offset",
+        "_refused_at",
         "_roll_snapshots",
         "_segments",
         "_segments_to_sync",
@@ -56,7 +57,10 @@ class Durability:
         self._durable_offset = 0
         """Every record below this offset is durable. The other files that recovery needs are possibly not durable."""
         self.directory_unsynced = False
-        """Whether the log's directory may have entries that are not durable."""
+        """Whether the last changes of names in the log's directory are possibly not durable."""
+        self._refused_at: int | None = None
+        """The position in the active segment at which a batch was refused after a part of it was written. This part was
+        cut off, but possibly not durably. None if there is no such position."""
         self._generation = 0
         """How many times the end of the log was cut off (see `before_cut`)."""
         self._roll_snapshots: dict[int, tuple[str, bytes]] = {}
@@ -110,12 +114,43 @@ class Durability:
         """Make the active segment's name durable before the next segment is created. Otherwise a power cut could
         remove a file from the middle of the log.
 
-        This blocks only if a segment fills up within one flush interval; otherwise the name is durable already.
+        This blocks only if a segment fills up within one flush interval, or after a refused batch; otherwise the name
+        is durable already.
         """
+        self.before_append(rolls=True)
+        self.directory_unsynced = True  # also if the creation fails and its files are removed
         if self._segments.active.entry_unsynced:
             self._disk.sync_dir(self.directory)
             self._disk.sync_dir(self.directory.rpartition("/")[0])
             self._segments.active.entry_unsynced = False
+
+    @property
+    def has_refused_bytes(self) -> bool:
+        """Whether the part of a refused batch was cut off, but possibly not durably (see `before_append`)."""
+        return self._refused_at is not None
+
+    def cut_refused(self, position: int) -> None:
+        """Cut the written part of a refused batch off the active segment, which ends at `position` then. As long as
+        `has_refused_bytes`, `before_append` must be called before each append. Raises OSError.
+        """
+        self._segments.active.file.truncate(position)
+        self._refused_at = position
+
+    def before_append(self, *, rolls: bool = False) -> None:
+        """Sync the active segment if it has got one batch after a refused one, or, with `rolls`, if a batch was
+        refused. Blocks. Raises OSError.
+
+        A power cut may lose the truncation and a part of the batch after it. Then the log has bytes of the refused
+        batch, and recovery cuts them off only if no sound batch follows. So the second batch must wait for the sync.
+        While the disk remains full, every batch is refused and nothing is synced.
+        """
+        active = self._segments.active
+        if self._refused_at is None or (active.size == self._refused_at and not rolls):
+            return
+        if active.synced_size <= self._refused_at:
+            active.file.sync()
+            active.synced_size = active.size
+        self._refused_at = None
 
     def note_roll(self, closed: "Segment", base_offset: int, producers: "ProducerState") -> None:
         """Record that the segment `closed` is complete and that the next one begins at `base_offset`.
@@ -135,6 +170,7 @@ class Durability:
         self._generation += 1
         self.recovery_point = min(self.recovery_point, end_offset)
         self._durable_offset = 0
+        self._refused_at = None  # the cut makes the end of the active segment durable, or removes the segment
         self._roll_snapshots = {
             offset: snapshot for offset, snapshot in self._roll_snapshots.items() if offset <= end_offset
         }

@@ -156,13 +156,10 @@ class Segment:
         return segment
 
     def _undo_creation(self) -> None:
-        """Remove the files after a failed creation, so that appends may continue in the previous segment."""
-        for suffix in SUFFIXES:
-            path = self.path[: -len(LOG_SUFFIX)] + suffix
-            if self._disk.exists(path):
-                self._disk.remove(path)
-        if self.opened is not None:
-            self.opened.close()
+        """Remove the files after a failed creation, durably, so that appends may continue in the previous segment."""
+        self._remove_files("")
+        # Otherwise a power cut could bring the empty log file back, and the previous segment may end above its offset.
+        self._disk.sync_dir(self.path.rpartition("/")[0])
 
     @property
     def file(self) -> "File":
