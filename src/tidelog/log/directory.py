@@ -135,11 +135,20 @@ class DataDirectory:
             self._lock = _acquire_lock(self._disk, self.path)
 
     def begin(self) -> None:
-        """Mark the directory as unclean until `close_clean`. Raises OSError."""
+        """Mark the directory as unclean until `close_clean`. Raises OSError.
+
+        In a new directory, an empty checkpoint of recovery points is written, durably. Without it, a start after a
+        power cut would take all closed segments for flushed, as in Kafka's directories, and so take lost records for
+        damage.
+        """
         marker = f"{self.path}/{CLEAN_MARKER}"
         if self._disk.exists(marker):
             self._disk.remove(marker)
             self._disk.sync_dir(self.path)
+        # Logs in a blank directory were copied there by a user. Their closed segments count as flushed.
+        if self.is_blank and not self._recovery_points_known and not any(map(partition_of, self._disk.list(self.path))):
+            self._write(RECOVERY_POINTS, {})
+            self._recovery_points_known = True
 
     def _read(self, name: str) -> dict[TopicPartition, int]:
         """Read a checkpoint into `_checkpoints` and return it. The result is empty if the checkpoint is missing or
