@@ -41,9 +41,12 @@ from tidelog.wire.checksums import crc32c
 
 if TYPE_CHECKING:
     from tidelog.log.config import LogConfig
-    from tidelog.runtime.interfaces import Disk
+    from tidelog.runtime.interfaces import Disk, File
 
 logger = logging.getLogger("tidelog.log")
+
+REWRITE_BYTES = 1 << 20
+"""Number of bytes that are written again at once (see `_write_again`)."""
 
 
 class RecoveryReport(NamedTuple):
@@ -429,8 +432,8 @@ class LogOpener:
     def _recover_segment(self, segment: Segment, index: int, replay_from: int) -> int:
         """Scan one segment from `replay_from` on, and return the offset at which it ends.
 
-        The scan writes the index entries again. If a torn tail is cut off, all later segments are removed. The log
-        file is made durable if part of it was not flushed. Raises CorruptLog for damage that is not a torn tail.
+        The scan writes the index entries again. If a torn tail is cut off, all later segments are removed. The batches
+        that were not flushed are written again and made durable. Raises CorruptLog for damage that is not a torn tail.
         """
         segment.transactions.truncate_to(replay_from)
         start_position, indexes_wrong = segment.keep_indexes_below(replay_from)
@@ -462,6 +465,7 @@ class LogOpener:
         if index + 1 < len(self._segments.items):
             segment.finish()
         if end > self._flushed_end:
+            _write_again(segment.file, position, segment.size)
             segment.file.sync()
         return end
 
@@ -540,3 +544,14 @@ class LogOpener:
             self._truncated += segment.size
             self._removed += 1
             segment.remove()
+
+
+def _write_again(file: "File", position: int, end: int) -> None:
+    """Write the bytes between `position` and `end` to the file again, unchanged, so that the next sync stores them.
+
+    A sync of the last process may have failed. Then the kernel has marked the pages clean although the disk does not
+    have their bytes. They can still be read from the page cache, and a sync alone would succeed without writing them.
+    """
+    while data := file.pread(max(min(REWRITE_BYTES, end - position), 0), position):
+        file.pwrite(data, position)
+        position += len(data)
