@@ -31,7 +31,6 @@ class Durability:
         "_disk",
         "_durable_offset",
         "_generation",
-        "_names_synced_offset",
         "_refused_at",
         "_roll_snapshots",
         "_segments",
@@ -70,11 +69,9 @@ class Durability:
         """Closed segments whose indexes are possibly not durable. After `put_back`, the active segment may be in
         this list, too."""
         newest = max(self.snapshots.offsets, default=-1)
-        self.snapshot_offset = -1 if opened.names_unsynced else newest
+        self.snapshot_offset = newest
         """Offset of the newest producer snapshot that no power cut can remove; -1 if there is none. Batches below this
         offset may be removed from the log: a restart does not need them for the state of their producers."""
-        self._names_synced_offset = newest
-        """After the next sync of the directory, `snapshot_offset` is at least this offset."""
         self._snapshot_wanted = False
         """Whether `cover` needs a snapshot at the log's end in the next plan."""
         self._sync_wanted = False
@@ -103,9 +100,7 @@ class Durability:
         """
         if end_offset <= self.snapshot_offset:
             return False
-        if end_offset <= self._names_synced_offset:
-            self.directory_unsynced = True  # the snapshot's file exists, so the sync of its name is enough
-        elif end_offset > max(self._roll_snapshots, default=-1):
+        if end_offset > max(self._roll_snapshots, default=-1):
             self._snapshot_wanted = True
         self._sync_wanted = True
         return True
@@ -181,7 +176,7 @@ class Durability:
         snapshot is sound.
         """
         self.recovery_point = recovery_point
-        self.snapshot_offset = self._names_synced_offset = max(self.snapshots.offsets, default=-1)
+        self.snapshot_offset = max(self.snapshots.offsets, default=-1)
 
     def snapshot_due(self) -> bool:
         """Return whether the next plan must include a snapshot at the log's end. This is the case if at least
@@ -307,11 +302,7 @@ class Durability:
                 segment.entry_unsynced = False
             if plan.small_files_error is None:
                 self.recovery_point = max(self.recovery_point, plan.end_offset)
-                if (
-                    plan.snapshots or self.directory in plan.directories
-                ):  # the names of older snapshots were synced, too
-                    newest = max(plan.snapshots, default=-1)
-                    self.snapshot_offset = max(self.snapshot_offset, self._names_synced_offset, newest)
+                self.snapshot_offset = max([self.snapshot_offset, *plan.snapshots])
                 self.disk_full &= not plan.snapshots
                 return
             self.disk_full = plan.small_files_error.errno in FULL_DISK_ERRORS

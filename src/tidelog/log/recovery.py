@@ -66,8 +66,6 @@ class OpenedLog(NamedTuple):
     log_start_offset: int
     log_end_offset: int
     report: RecoveryReport
-    names_unsynced: bool
-    """Whether the last process was killed, and the names of its last files are possibly not durable."""
 
 
 class LogOpener:
@@ -95,11 +93,11 @@ class LogOpener:
         self._replayed_from = 0
         """Leader epochs below this offset come from their checkpoint. After a crash, epochs from this offset on come
         from the batches; after a clean stop, this is the log's end."""
-        self._scanned = self._truncated = self._removed = 0
-        self._names_unsynced = False
+        self._scanned = self._truncated = 0
 
     def open(self, *, clean: bool, recovery_point: int, log_start_offset: int) -> OpenedLog:
-        """Open the log and repair its files: finish interrupted deletions, cut off a torn tail, rebuild indexes.
+        """Open the log and repair its files: finish interrupted deletions, cut off a torn tail, rebuild indexes. After a
+        crash, all bytes and names that remain are durable when this method returns, and all removed files stay removed.
 
         `clean`: the last process stopped cleanly. `recovery_point`: -1 means unknown; then all closed segments count
         as flushed.
@@ -118,6 +116,7 @@ class LogOpener:
         self._flushed_end = recovery_point
         has_epochs = self._load_epochs(files)
         end = self._open_clean(start_offset) if clean else None
+        must_recover = end is None
         if end is None:
             end = self._recover(start_offset)
         elif start_offset > end:
@@ -136,17 +135,12 @@ class LogOpener:
         self._epochs.truncate_from_end(end)
         self._epochs.truncate_from_start(start_offset)
         self._snapshots.remove_after(end)
+        if must_recover:
+            self._sync_names(end)
         self._segments.active.configure(self._config)
         report = RecoveryReport(self._scanned, self._truncated)
         return OpenedLog(
-            self._segments,
-            self._epochs,
-            self._producers,
-            self._snapshots,
-            start_offset,
-            end,
-            report,
-            self._names_unsynced,
+            self._segments, self._epochs, self._producers, self._snapshots, start_offset, end, report
         )
 
     # Files
@@ -244,23 +238,21 @@ class LogOpener:
     def _restart_at(self, start_offset: int) -> None:
         """Remove every segment, and begin an empty log at `start_offset`. The caller has checked that all records
         are below this offset.
+
+        The removals are durable before the new segment is created. Otherwise another crash could bring the old files
+        back beside new batches: a compacted log may have a gap between them, so the next start would accept them.
         """
-        for segment in self._segments.take_from(0):
-            self._truncated += segment.size
-            self._removed += 1
-            logger.warning(
-                "segment dropped path=%s bytes=%d reason=below log start %d", segment.path, segment.size, start_offset
-            )
-            segment.remove()
+        # If there is a snapshot at `start_offset`, retention had removed all batches, but the name of the new segment
+        # was not durable at the power cut. The producers of the snapshot are complete. In any other case, all producers
+        # are forgotten: batches below `start_offset` are missing, and a known producer whose last batches are missing
+        # would be refused.
+        if self._snapshots.offsets[-1:] != [start_offset]:
+            self._snapshots.remove_after(-1)
+            self._disk.sync_dir(self._directory)
+            self._producers = ProducerState()
+        self._drop_from(0, f"below log start {start_offset}")
+        self._disk.sync_dir(self._directory)
         self._add_empty(start_offset)
-        if self._snapshots.offsets[-1:] == [start_offset]:
-            # Retention had removed all batches, but the name of the new segment was not durable at the power cut. The
-            # producers of the snapshot are complete.
-            return
-        # Forget all producers. Batches below `start_offset` are missing, and a known producer whose last batches are
-        # missing would be refused.
-        self._snapshots.remove_after(-1)
-        self._producers = ProducerState()
 
     # After a clean stop
 
@@ -366,15 +358,17 @@ class LogOpener:
                 break
             end = self._recover_segment(segment, index, replay_from)
             index += 1
-        if end > self._flushed_end or self._removed:
-            # The directory entries of new files must be durable, and removed files must not reappear after a power cut.
-            self._disk.sync_dir(self._directory)
+        return end
+
+    def _sync_names(self, end: int) -> None:
+        """Make the names in the log's directory durable after a crash, even if nothing was changed now: an earlier start
+        may have been killed after it had removed files. They must not reappear behind batches that are appended later.
+        """
+        self._disk.sync_dir(self._directory)
+        if end > self._flushed_end:
             self._disk.sync_dir(self._directory.rpartition("/")[0])
         else:
-            # Nothing was synced here, so the name of the active segment is possibly not durable.
-            self._segments.active.entry_unsynced = True
-            self._names_unsynced = True
-        return end
+            self._segments.active.entry_unsynced = True  # the next flush also syncs the name of the log's directory
 
     def _continue_with(self, segment: Segment, index: int, end: int) -> bool:
         """Return True if recovery continues with `segment`. `end` is the offset at which the previous segment ends.
@@ -539,10 +533,9 @@ class LogOpener:
 
     def _drop_from(self, index: int, reason: str) -> None:
         """Remove all segments from `index` on, with their files."""
-        for segment in self._segments.take_from(index):
+        for segment in reversed(self._segments.take_from(index)):
             logger.warning("segment dropped path=%s bytes=%d reason=%s", segment.path, segment.size, reason)
             self._truncated += segment.size
-            self._removed += 1
             segment.remove()
 
 
