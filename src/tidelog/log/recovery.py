@@ -106,6 +106,7 @@ class LogOpener:
         example of such damage is a first segment that begins above `log_start_offset`, because a start offset is
         always persisted before the segments below it are removed. Raises OSError.
         """
+        is_new = not self._disk.exists(self._directory)
         files = settle_files(self._disk, self._directory)
         self._snapshots = Snapshots(self._disk, self._directory, files.snapshots)
         self._load_segments(files, log_start_offset)
@@ -135,8 +136,8 @@ class LogOpener:
         self._epochs.truncate_from_end(end)
         self._epochs.truncate_from_start(start_offset)
         self._snapshots.remove_after(end)
-        if must_recover:
-            self._sync_names(end)
+        if must_recover and not is_new:
+            self._sync_names()
         self._segments.active.configure(self._config)
         report = RecoveryReport(self._scanned, self._truncated)
         return OpenedLog(
@@ -360,15 +361,12 @@ class LogOpener:
             index += 1
         return end
 
-    def _sync_names(self, end: int) -> None:
+    def _sync_names(self) -> None:
         """Make the names in the log's directory durable after a crash, even if nothing was changed now: an earlier start
         may have been killed after it had removed files. They must not reappear behind batches that are appended later.
         """
         self._disk.sync_dir(self._directory)
-        if end > self._flushed_end:
-            self._disk.sync_dir(self._directory.rpartition("/")[0])
-        else:
-            self._segments.active.entry_unsynced = True  # the next flush also syncs the name of the log's directory
+        self._segments.active.entry_unsynced = False
 
     def _continue_with(self, segment: Segment, index: int, end: int) -> bool:
         """Return True if recovery continues with `segment`. `end` is the offset at which the previous segment ends.

@@ -5,10 +5,13 @@ import random
 
 import pytest
 
-from log_harness import DIRECTORY, LogOnDisk, make_batch
+from log_harness import DIRECTORY, NOW_MS, LogOnDisk, make_batch, read_records
 from tidelog.log import recovery
+from tidelog.log.config import LogConfig
+from tidelog.log.directory import DataDirectory
 from tidelog.simulation.disk import SimDisk, SimFile
 from tidelog.simulation.tasks import ProcessGone
+from tidelog.wire.batches import BatchHeader
 
 
 def failed_flush(on: LogOnDisk, skip: int) -> bool:
@@ -172,3 +175,38 @@ def test_a_segment_that_a_killed_recovery_removed_does_not_return_behind_new_rec
             records = on.records()
             assert records == expected[: len(records)]
     assert kills
+
+
+def test_a_start_after_a_kill_syncs_each_directory_once() -> None:
+    """The number of syncs decides how long a start with thousands of logs takes."""
+    disk = SimDisk(rng=random.Random(1))
+    directory = DataDirectory.open(disk, "/data")
+    for index in range(3):
+        log = directory.open_partition("orders", index, bytes(range(16)), LogConfig(), NOW_MS)
+        batch = make_batch(b"a")
+        log.append(memoryview(batch), BatchHeader(batch), leader_epoch=0, now_ms=NOW_MS)
+    disk = disk.kill()
+    syncs: list[str] = []
+    disk.on_operation = lambda operation, path: syncs.append(path) if operation == "sync_dir" else None
+    directory = DataDirectory.open(disk, "/data")
+    for index in range(3):
+        directory.open_partition("orders", index, bytes(range(16)), LogConfig(), NOW_MS)
+    assert syncs == ["/data", "/data/orders-0", "/data/orders-1", "/data/orders-2"]
+
+
+def test_records_of_a_log_whose_name_was_not_durable_survive_a_power_cut_after_the_next_start() -> None:
+    """A broker was killed between the rename of a moved log and the sync of the target directory."""
+    for seed in range(20):
+        disk = SimDisk(rng=random.Random(seed))
+        directory = DataDirectory.open(disk, "/data")
+        log = directory.open_partition("orders", 0, bytes(range(16)), LogConfig(), NOW_MS)
+        batch = make_batch(b"a")
+        log.append(memoryview(batch), BatchHeader(batch), leader_epoch=0, now_ms=NOW_MS)
+        disk.rename("/data/orders-0", "/data/other")
+        disk.sync_dir("/data")
+        disk.rename("/data/other", "/data/orders-0")
+        disk = disk.kill()
+        DataDirectory.open(disk, "/data").open_partition("orders", 0, bytes(range(16)), LogConfig(), NOW_MS)
+        disk = disk.power_cut(random.Random(seed))
+        log = DataDirectory.open(disk, "/data").open_partition("orders", 0, bytes(range(16)), LogConfig(), NOW_MS)
+        assert read_records(log) == [(0, b"a")]
