@@ -96,8 +96,8 @@ class LogOpener:
         self._scanned = self._truncated = 0
 
     def open(self, *, clean: bool, recovery_point: int, log_start_offset: int) -> OpenedLog:
-        """Open the log and repair its files: finish interrupted deletions, cut off a torn tail, rebuild indexes. After a
-        crash, all bytes and names that remain are durable when this method returns, and all removed files stay removed.
+        """Open the log and repair its files: finish interrupted deletions, cut off a torn tail, rebuild indexes. After
+        a crash, all bytes and names that remain are durable when this method returns, and removed files stay removed.
 
         `clean`: the last process stopped cleanly. `recovery_point`: -1 means unknown; then all closed segments count
         as flushed.
@@ -140,9 +140,7 @@ class LogOpener:
             self._sync_names()
         self._segments.active.configure(self._config)
         report = RecoveryReport(self._scanned, self._truncated)
-        return OpenedLog(
-            self._segments, self._epochs, self._producers, self._snapshots, start_offset, end, report
-        )
+        return OpenedLog(self._segments, self._epochs, self._producers, self._snapshots, start_offset, end, report)
 
     # Files
 
@@ -362,8 +360,9 @@ class LogOpener:
         return end
 
     def _sync_names(self) -> None:
-        """Make the names in the log's directory durable after a crash, even if nothing was changed now: an earlier start
-        may have been killed after it had removed files. They must not reappear behind batches that are appended later.
+        """Make the names in the log's directory durable after a crash, even if nothing was changed now: an earlier
+        start may have been killed after it had removed files. They must not reappear behind batches that are appended
+        later.
         """
         self._disk.sync_dir(self._directory)
         self._segments.active.entry_unsynced = False
