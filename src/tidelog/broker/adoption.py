@@ -91,14 +91,16 @@ class Adoption(NamedTuple):
 def refuse_foreign(disk: Disk, directories: Sequence[str]) -> None:
     """Raise AdoptionError if a directory contains files, but no files of a broker. Blocks; writes nothing.
 
-    Hidden files and `lost+found` are ignored, since mount points and repositories contain them.
+    Hidden files and `lost+found` are ignored, since mount points and repositories contain them. A crash in the
+    first start may leave only the `.tmp` file of one of the broker's files.
     """
     for directory in directories:
         try:
             names = [n for n in disk.list(directory) if not n.startswith(".") and n != "lost+found"]
         except OSError:
             continue  # the directory does not exist yet, or the code that opens it reports the error
-        known_names = (META_PROPERTIES, METADATA_STORE, METADATA_STORE_MARK, *CHECKPOINTS)
+        written = (META_PROPERTIES, METADATA_STORE_MARK, *CHECKPOINTS)
+        known_names = (METADATA_STORE, *written, *(f"{name}.tmp" for name in written))
         if names and not any(n in known_names or _contains_log(disk, f"{directory}/{n}") for n in names):
             shown_names = ", ".join(sorted(names)[:NAMES_SHOWN_MAX]) + (", ..." if len(names) > NAMES_SHOWN_MAX else "")
             raise AdoptionError(

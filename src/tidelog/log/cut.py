@@ -92,7 +92,8 @@ class Cut:
         """The segments whose files are still to be removed. The last one is removed first."""
         self.start_offset = offset if empties else start_offset
         self.end_offset = offset
-        """After `run`: the new end. It is below `offset` if a batch began below `offset` and contained it."""
+        """After `run`: the new end. It is below `offset` if a batch began below `offset` and contained it, or if
+        compaction had removed the offsets before `offset`."""
         self.recovery_point = offset if empties else recovery_point
         """The recovery point after the cut is this value or the new end, whichever is lower."""
         self.epochs = LeaderEpochs(epochs.entries())
@@ -110,7 +111,7 @@ class Cut:
             self.removed.pop()
         if self.remaining_segments:
             last = self.remaining_segments[-1]
-            self.end_offset = last.truncate_to(self.offset)
+            self.end_offset = last.truncate_to(self.offset, self.start_offset)
             last.transactions.truncate_to(self.offset)
         else:
             path = f"{self._directory}/{file_name(self.offset, LOG_SUFFIX)}"

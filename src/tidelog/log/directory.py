@@ -138,11 +138,13 @@ class DataDirectory:
             self._lock = _acquire_lock(self._disk, self.path)
 
     def begin(self) -> None:
-        """Mark the directory as unclean until `close_clean`. Raises OSError."""
+        """Mark the directory as unclean until `close_clean`, and make the names of the logs' directories durable, which
+        the opening of a log does not do. Raises OSError.
+        """
         marker = f"{self.path}/{CLEAN_MARKER}"
         if self._disk.exists(marker):
             self._disk.remove(marker)
-            self._disk.sync_dir(self.path)
+        self._disk.sync_dir(self.path)
 
     def _read(self, name: str) -> dict[TopicPartition, int]:
         """Read a checkpoint into `_checkpoints` and return it. The result is empty if the checkpoint is missing or
@@ -229,8 +231,8 @@ class DataDirectory:
             clean_offset=self.clean_offset(key),
         )
         if stored_id is None:
+            self._disk.sync_dir(self.path)  # a directory that has a topic id has a durable name
             self._disk.write_atomic(f"{path}/{PARTITION_METADATA}", format_partition_metadata(topic_id))
-            self._disk.sync_dir(self.path)
         self._recovery_points[key], self._start_offsets[key] = log.recovery_point, log.log_start_offset
         return log
 
@@ -420,11 +422,18 @@ class DataDirectory:
         id and node id, but no directory id. Raises CorruptLog, OSError.
 
         `directory_id` is the new id of the directory (KIP-858).
+
+        In a new directory, an empty checkpoint of recovery points is written first. Without it, a start after a power
+        cut would take all closed segments for flushed, as in Kafka's directories, and so take lost records for damage.
         """
         path = f"{self.path}/{META_PROPERTIES}"
         properties = {"version": "1", "cluster.id": cluster_id, "node.id": str(node_id)}
         if self._disk.exists(path) and read_properties(self._disk.read(path), path) != properties:
             return
+        # Logs in a blank directory were copied there by a user. Their closed segments count as flushed.
+        if self.is_blank and not self._recovery_points_known and not any(map(partition_of, self._disk.list(self.path))):
+            self._write(RECOVERY_POINTS, {})
+            self._recovery_points_known = True
         self._disk.write_atomic(path, format_properties({**properties, "directory.id": directory_id}))
 
     def write_checkpoints(

@@ -31,7 +31,7 @@ class Durability:
         "_disk",
         "_durable_offset",
         "_generation",
-        "_names_synced_offset",
+        "_refused_at",
         "_roll_snapshots",
         "_segments",
         "_segments_to_sync",
@@ -56,7 +56,10 @@ class Durability:
         self._durable_offset = 0
         """Every record below this offset is durable. The other files that recovery needs are possibly not durable."""
         self.directory_unsynced = False
-        """Whether the log's directory may have entries that are not durable."""
+        """Whether the last changes of names in the log's directory are possibly not durable."""
+        self._refused_at: int | None = None
+        """The position in the active segment at which a batch was refused after a part of it was written. This part was
+        cut off, but possibly not durably. None if there is no such position."""
         self._generation = 0
         """How many times the end of the log was cut off (see `before_cut`)."""
         self._roll_snapshots: dict[int, tuple[str, bytes]] = {}
@@ -66,11 +69,9 @@ class Durability:
         """Closed segments whose indexes are possibly not durable. After `put_back`, the active segment may be in
         this list, too."""
         newest = max(self.snapshots.offsets, default=-1)
-        self.snapshot_offset = -1 if opened.names_unsynced else newest
+        self.snapshot_offset = newest
         """Offset of the newest producer snapshot that no power cut can remove; -1 if there is none. Batches below this
         offset may be removed from the log: a restart does not need them for the state of their producers."""
-        self._names_synced_offset = newest
-        """After the next sync of the directory, `snapshot_offset` is at least this offset."""
         self._snapshot_wanted = False
         """Whether `cover` needs a snapshot at the log's end in the next plan."""
         self._sync_wanted = False
@@ -99,9 +100,7 @@ class Durability:
         """
         if end_offset <= self.snapshot_offset:
             return False
-        if end_offset <= self._names_synced_offset:
-            self.directory_unsynced = True  # the snapshot's file exists, so the sync of its name is enough
-        elif end_offset > max(self._roll_snapshots, default=-1):
+        if end_offset > max(self._roll_snapshots, default=-1):
             self._snapshot_wanted = True
         self._sync_wanted = True
         return True
@@ -110,12 +109,43 @@ class Durability:
         """Make the active segment's name durable before the next segment is created. Otherwise a power cut could
         remove a file from the middle of the log.
 
-        This blocks only if a segment fills up within one flush interval; otherwise the name is durable already.
+        This blocks only if a segment fills up within one flush interval, or after a refused batch; otherwise the name
+        is durable already.
         """
+        self.before_append(rolls=True)
+        self.directory_unsynced = True  # also if the creation fails and its files are removed
         if self._segments.active.entry_unsynced:
             self._disk.sync_dir(self.directory)
             self._disk.sync_dir(self.directory.rpartition("/")[0])
             self._segments.active.entry_unsynced = False
+
+    @property
+    def has_refused_bytes(self) -> bool:
+        """Whether the part of a refused batch was cut off, but possibly not durably (see `before_append`)."""
+        return self._refused_at is not None
+
+    def cut_refused(self, position: int) -> None:
+        """Cut the written part of a refused batch off the active segment, which ends at `position` then. As long as
+        `has_refused_bytes`, `before_append` must be called before each append. Raises OSError.
+        """
+        self._segments.active.file.truncate(position)
+        self._refused_at = position
+
+    def before_append(self, *, rolls: bool = False) -> None:
+        """Sync the active segment if it has got one batch after a refused one, or, with `rolls`, if a batch was
+        refused. Blocks. Raises OSError.
+
+        A power cut may lose the truncation and a part of the batch after it. Then the log has bytes of the refused
+        batch, and recovery cuts them off only if no sound batch follows. So the second batch must wait for the sync.
+        While the disk remains full, every batch is refused and nothing is synced.
+        """
+        active = self._segments.active
+        if self._refused_at is None or (active.size == self._refused_at and not rolls):
+            return
+        if active.synced_size <= self._refused_at:
+            active.file.sync()
+            active.synced_size = active.size
+        self._refused_at = None
 
     def note_roll(self, closed: "Segment", base_offset: int, producers: "ProducerState") -> None:
         """Record that the segment `closed` is complete and that the next one begins at `base_offset`.
@@ -135,6 +165,7 @@ class Durability:
         self._generation += 1
         self.recovery_point = min(self.recovery_point, end_offset)
         self._durable_offset = 0
+        self._refused_at = None  # the cut makes the end of the active segment durable, or removes the segment
         self._roll_snapshots = {
             offset: snapshot for offset, snapshot in self._roll_snapshots.items() if offset <= end_offset
         }
@@ -145,7 +176,7 @@ class Durability:
         snapshot is sound.
         """
         self.recovery_point = recovery_point
-        self.snapshot_offset = self._names_synced_offset = max(self.snapshots.offsets, default=-1)
+        self.snapshot_offset = max(self.snapshots.offsets, default=-1)
 
     def snapshot_due(self) -> bool:
         """Return whether the next plan must include a snapshot at the log's end. This is the case if at least
@@ -250,13 +281,14 @@ class Durability:
         ]
         self.directory_unsynced |= bool(plan.directories)
         self._postpone_small_files(plan)
-        self.snapshots.give_back(plan.obsolete)
 
     def _postpone_small_files(self, plan: FlushPlan) -> None:
         if plan.generation == self._generation:
             self._roll_snapshots = {**plan.snapshots, **self._roll_snapshots}
         if plan.leader_epochs is not None:
             plan.leader_epochs.dirty = True
+        # The obsolete files still exist, so they must be in the list: a cut removes only the snapshots of the list.
+        self.snapshots.give_back(plan.obsolete)
 
     def flushed(self, plan: FlushPlan) -> None:
         """Record that a plan has run: its segments are synced, and the recovery point moves to its end.
@@ -270,11 +302,7 @@ class Durability:
                 segment.entry_unsynced = False
             if plan.small_files_error is None:
                 self.recovery_point = max(self.recovery_point, plan.end_offset)
-                if (
-                    plan.snapshots or self.directory in plan.directories
-                ):  # the names of older snapshots were synced, too
-                    newest = max(plan.snapshots, default=-1)
-                    self.snapshot_offset = max(self.snapshot_offset, self._names_synced_offset, newest)
+                self.snapshot_offset = max([self.snapshot_offset, *plan.snapshots])
                 self.disk_full &= not plan.snapshots
                 return
             self.disk_full = plan.small_files_error.errno in FULL_DISK_ERRORS

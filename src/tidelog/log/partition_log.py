@@ -298,7 +298,7 @@ class PartitionLog:
             self.fail(f"the log has leader epoch {latest}, but its leader is in epoch {leader_epoch}")
             raise StorageError(f"{self.topic_partition} is offline: {self.failure}")
         self.epochs.assign(leader_epoch, self.log_end_offset)
-        self._leader_epoch = leader_epoch
+        self._leader_epoch = -1 if self._durability.has_refused_bytes else leader_epoch  # -1: `_prepare` runs again
 
     def _prepare(self, size: int, max_timestamp: int, next_offset: int, now_ms: int) -> Segment:
         """Return the segment to append to. If necessary, begin a new segment first. Raises StorageError."""
@@ -306,6 +306,7 @@ class PartitionLog:
             raise self._unavailable()
         segment = self._segments.active
         try:
+            self._durability.before_append()
             segment.start_pending_clock(self.config)
             if segment.size and (
                 segment.size + size > segment.size_limit
@@ -346,7 +347,7 @@ class PartitionLog:
         if self.log_end_offset == end_offset and error.errno in TEMPORARY_ERRORS:
             try:
                 if error.errno not in NOT_OPENED:
-                    segment.file.truncate(position)
+                    self._durability.cut_refused(position)
                     segment.transactions.truncate_to(end_offset)  # an abort marker's entry is written before the marker
                 # If the batch would have been the first one of its leader epoch, the log has no records of this epoch.
                 self.epochs.truncate_from_end(end_offset)
@@ -368,9 +369,8 @@ class PartitionLog:
         return StorageError(f"{self.topic_partition} is offline: {error}")
 
     def _unavailable(self) -> StorageError:
-        if self.failure is not None:
-            return StorageError(f"{self.topic_partition} is offline: {self.failure}")
-        return StorageError(f"{self.topic_partition} is being truncated, try again")
+        reason = "is being truncated, try again" if self.failure is None else f"is offline: {self.failure}"
+        return StorageError(f"{self.topic_partition} {reason}")
 
     def fail(self, reason: str, error: Exception | None = None, *, say: bool = True) -> None:
         """Take the log offline permanently, because of damage or a disk `error`. `say`: write a log line, too."""

@@ -41,9 +41,12 @@ from tidelog.wire.checksums import crc32c
 
 if TYPE_CHECKING:
     from tidelog.log.config import LogConfig
-    from tidelog.runtime.interfaces import Disk
+    from tidelog.runtime.interfaces import Disk, File
 
 logger = logging.getLogger("tidelog.log")
+
+REWRITE_BYTES = 1 << 20
+"""Number of bytes that are written again at once (see `_write_again`)."""
 
 
 class RecoveryReport(NamedTuple):
@@ -63,8 +66,6 @@ class OpenedLog(NamedTuple):
     log_start_offset: int
     log_end_offset: int
     report: RecoveryReport
-    names_unsynced: bool
-    """Whether the last process was killed, and the names of its last files are possibly not durable."""
 
 
 class LogOpener:
@@ -92,11 +93,11 @@ class LogOpener:
         self._replayed_from = 0
         """Leader epochs below this offset come from their checkpoint. After a crash, epochs from this offset on come
         from the batches; after a clean stop, this is the log's end."""
-        self._scanned = self._truncated = self._removed = 0
-        self._names_unsynced = False
+        self._scanned = self._truncated = 0
 
     def open(self, *, clean: bool, recovery_point: int, log_start_offset: int) -> OpenedLog:
-        """Open the log and repair its files: finish interrupted deletions, cut off a torn tail, rebuild indexes.
+        """Open the log and repair its files: finish interrupted deletions, cut off a torn tail, rebuild indexes. After
+        a crash, all bytes and names that remain are durable when this method returns, and removed files stay removed.
 
         `clean`: the last process stopped cleanly. `recovery_point`: -1 means unknown; then all closed segments count
         as flushed.
@@ -105,6 +106,7 @@ class LogOpener:
         example of such damage is a first segment that begins above `log_start_offset`, because a start offset is
         always persisted before the segments below it are removed. Raises OSError.
         """
+        is_new = not self._disk.exists(self._directory)
         files = settle_files(self._disk, self._directory)
         self._snapshots = Snapshots(self._disk, self._directory, files.snapshots)
         self._load_segments(files, log_start_offset)
@@ -115,6 +117,7 @@ class LogOpener:
         self._flushed_end = recovery_point
         has_epochs = self._load_epochs(files)
         end = self._open_clean(start_offset) if clean else None
+        must_recover = end is None
         if end is None:
             end = self._recover(start_offset)
         elif start_offset > end:
@@ -133,18 +136,11 @@ class LogOpener:
         self._epochs.truncate_from_end(end)
         self._epochs.truncate_from_start(start_offset)
         self._snapshots.remove_after(end)
+        if must_recover and not is_new:
+            self._sync_names()
         self._segments.active.configure(self._config)
         report = RecoveryReport(self._scanned, self._truncated)
-        return OpenedLog(
-            self._segments,
-            self._epochs,
-            self._producers,
-            self._snapshots,
-            start_offset,
-            end,
-            report,
-            self._names_unsynced,
-        )
+        return OpenedLog(self._segments, self._epochs, self._producers, self._snapshots, start_offset, end, report)
 
     # Files
 
@@ -241,23 +237,21 @@ class LogOpener:
     def _restart_at(self, start_offset: int) -> None:
         """Remove every segment, and begin an empty log at `start_offset`. The caller has checked that all records
         are below this offset.
+
+        The removals are durable before the new segment is created. Otherwise another crash could bring the old files
+        back beside new batches: a compacted log may have a gap between them, so the next start would accept them.
         """
-        for segment in self._segments.take_from(0):
-            self._truncated += segment.size
-            self._removed += 1
-            logger.warning(
-                "segment dropped path=%s bytes=%d reason=below log start %d", segment.path, segment.size, start_offset
-            )
-            segment.remove()
+        # If there is a snapshot at `start_offset`, retention had removed all batches, but the name of the new segment
+        # was not durable at the power cut. The producers of the snapshot are complete. In any other case, all producers
+        # are forgotten: batches below `start_offset` are missing, and a known producer whose last batches are missing
+        # would be refused.
+        if self._snapshots.offsets[-1:] != [start_offset]:
+            self._snapshots.remove_after(-1)
+            self._disk.sync_dir(self._directory)
+            self._producers = ProducerState()
+        self._drop_from(0, f"below log start {start_offset}")
+        self._disk.sync_dir(self._directory)
         self._add_empty(start_offset)
-        if self._snapshots.offsets[-1:] == [start_offset]:
-            # Retention had removed all batches, but the name of the new segment was not durable at the power cut. The
-            # producers of the snapshot are complete.
-            return
-        # Forget all producers. Batches below `start_offset` are missing, and a known producer whose last batches are
-        # missing would be refused.
-        self._snapshots.remove_after(-1)
-        self._producers = ProducerState()
 
     # After a clean stop
 
@@ -363,15 +357,15 @@ class LogOpener:
                 break
             end = self._recover_segment(segment, index, replay_from)
             index += 1
-        if end > self._flushed_end or self._removed:
-            # The directory entries of new files must be durable, and removed files must not reappear after a power cut.
-            self._disk.sync_dir(self._directory)
-            self._disk.sync_dir(self._directory.rpartition("/")[0])
-        else:
-            # Nothing was synced here, so the name of the active segment is possibly not durable.
-            self._segments.active.entry_unsynced = True
-            self._names_unsynced = True
         return end
+
+    def _sync_names(self) -> None:
+        """Make the names in the log's directory durable after a crash, even if nothing was changed now: an earlier
+        start may have been killed after it had removed files. They must not reappear behind batches that are appended
+        later.
+        """
+        self._disk.sync_dir(self._directory)
+        self._segments.active.entry_unsynced = False
 
     def _continue_with(self, segment: Segment, index: int, end: int) -> bool:
         """Return True if recovery continues with `segment`. `end` is the offset at which the previous segment ends.
@@ -429,8 +423,8 @@ class LogOpener:
     def _recover_segment(self, segment: Segment, index: int, replay_from: int) -> int:
         """Scan one segment from `replay_from` on, and return the offset at which it ends.
 
-        The scan writes the index entries again. If a torn tail is cut off, all later segments are removed. The log
-        file is made durable if part of it was not flushed. Raises CorruptLog for damage that is not a torn tail.
+        The scan writes the index entries again. If a torn tail is cut off, all later segments are removed. The batches
+        that were not flushed are written again and made durable. Raises CorruptLog for damage that is not a torn tail.
         """
         segment.transactions.truncate_to(replay_from)
         start_position, indexes_wrong = segment.keep_indexes_below(replay_from)
@@ -462,6 +456,7 @@ class LogOpener:
         if index + 1 < len(self._segments.items):
             segment.finish()
         if end > self._flushed_end:
+            _write_again(segment.file, position, segment.size)
             segment.file.sync()
         return end
 
@@ -535,8 +530,18 @@ class LogOpener:
 
     def _drop_from(self, index: int, reason: str) -> None:
         """Remove all segments from `index` on, with their files."""
-        for segment in self._segments.take_from(index):
+        for segment in reversed(self._segments.take_from(index)):
             logger.warning("segment dropped path=%s bytes=%d reason=%s", segment.path, segment.size, reason)
             self._truncated += segment.size
-            self._removed += 1
             segment.remove()
+
+
+def _write_again(file: "File", position: int, end: int) -> None:
+    """Write the bytes between `position` and `end` to the file again, unchanged, so that the next sync stores them.
+
+    A sync of the last process may have failed. Then the kernel has marked the pages clean although the disk does not
+    have their bytes. They can still be read from the page cache, and a sync alone would succeed without writing them.
+    """
+    while data := file.pread(max(min(REWRITE_BYTES, end - position), 0), position):
+        file.pwrite(data, position)
+        position += len(data)

@@ -156,13 +156,10 @@ class Segment:
         return segment
 
     def _undo_creation(self) -> None:
-        """Remove the files after a failed creation, so that appends may continue in the previous segment."""
-        for suffix in SUFFIXES:
-            path = self.path[: -len(LOG_SUFFIX)] + suffix
-            if self._disk.exists(path):
-                self._disk.remove(path)
-        if self.opened is not None:
-            self.opened.close()
+        """Remove the files after a failed creation, durably, so that appends may continue in the previous segment."""
+        self._remove_files("")
+        # Otherwise a power cut could bring the empty log file back, and the previous segment may end above its offset.
+        self._disk.sync_dir(self.path.rpartition("/")[0])
 
     @property
     def file(self) -> "File":
@@ -528,21 +525,22 @@ class Segment:
             break
         raise CorruptIndex(f"no batch at {position} ends with offset {last_offset}")
 
-    def truncate_to(self, offset: int) -> int:
-        """Remove every batch that ends at or after `offset`. Returns the offset at which the segment ends now.
+    def truncate_to(self, offset: int, start_offset: int) -> int:
+        """Remove every batch that ends at or after `offset`. Returns the offset at which the segment ends now: the end
+        of the last remaining batch, even if compaction had removed the next offsets, because the next start must find
+        the same end. It is at least the log's `start_offset`, unless a removed batch began below that.
 
         Blocks until the cut is durable. If it were not durable, the removed bytes could reappear after a power
         failure, behind the batches that are appended later.
         """
         # Start at an index entry that is kept, because the kept time entries cover all batches before it.
-        start = self.indexed_position(offset - 1) if offset > self.base_offset else 0
-        position = start
-        end_offset = min(offset, self.base_offset)
+        position = start = self.indexed_position(offset - 1) if offset > self.base_offset else 0
+        end_offset, removed_from = min(offset, self.base_offset), offset
         latest = (NO_TIMESTAMP, self.base_offset)
         for at, size, fields in headers(self.file, start, self.size, self.base_offset):
             last_offset = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA]
             if last_offset >= offset:
-                end_offset = min(offset, fields[BASE_OFFSET])
+                removed_from = min(offset, fields[BASE_OFFSET])
                 break
             position = at + size
             end_offset = last_offset + 1
@@ -559,7 +557,7 @@ class Segment:
         if row is not None and row[0] >= latest[0]:
             latest = (row[0], self.base_offset + row[1])
         self.max_timestamp, self.max_timestamp_offset = latest
-        return end_offset
+        return max(end_offset, min(start_offset, removed_from))
 
     def cut(self, size: int) -> None:
         """Cut the file to `size` bytes, durably. Raises OSError."""
@@ -590,8 +588,10 @@ class Segment:
 
     def remove(self) -> None:
         """Remove the files. If `deleted` is set, `rename_deleted` must have renamed them. Blocks. Raises OSError."""
-        ending = DELETED_SUFFIX if self.deleted else ""
-        self.deleted = True
+        ending, self.deleted = DELETED_SUFFIX if self.deleted else "", True
+        self._remove_files(ending)
+
+    def _remove_files(self, ending: str) -> None:
         if self.opened is not None:
             self.opened.close()
         for suffix in SUFFIXES:

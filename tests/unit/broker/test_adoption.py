@@ -278,7 +278,13 @@ def test_a_directory_of_somebody_else_is_refused(disk: LocalDisk, tmp_path: Path
     assert len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize("name", [".gitkeep", "lost+found/", "meta.properties", "metadata.sqlite", "t-0/", ""])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(".gitkeep", "lost+found/", "meta.properties", "metadata.sqlite", "t-0/", ""),
+        *("meta.properties.tmp", "recovery-point-offset-checkpoint.tmp"),  # the first start was killed
+    ],
+)
 def test_a_new_directory_and_one_of_a_broker_are_taken(disk: LocalDisk, tmp_path: Path, name: str) -> None:
     if name == "t-0/":
         make_partition(tmp_path, "t-0")

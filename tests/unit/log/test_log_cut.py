@@ -230,3 +230,62 @@ def test_a_cut_leaves_the_transactions_of_the_remaining_batches(offset: int, the
         on.flush()
         on.power_cut(offset)
     assert transactional_state(on) == transactional_state(expected)
+
+
+def log_with_a_hole() -> LogOnDisk:
+    """A follower of a leader that has compacted: batches at offsets 0 to 1, 20 and 21, all durable."""
+    on = LogOnDisk(cleanup_policy="compact")
+    for base_offset, epoch, values in ((0, 1, (b"a", b"b")), (20, 2, (b"c",)), (21, 3, (b"d",))):
+        batch = make_batch(*values, base_offset=base_offset, leader_epoch=epoch)
+        on.log.append_as_follower(memoryview(batch))
+    on.flush()
+    return on
+
+
+@pytest.mark.parametrize("stop", ["clean", "kill", "power cut"])
+@pytest.mark.parametrize("offset", [3, 10, 20])
+def test_a_cut_after_offsets_that_compaction_removed_ends_with_the_last_batch(offset: int, stop: str) -> None:
+    """Every start finds this end. A higher recovery point would mean that records are missing."""
+    on = log_with_a_hole()
+    on.truncate_to(offset)
+    assert (on.log.log_end_offset, on.log.recovery_point) == (2, 2)
+    on.flush()
+    if stop == "clean":
+        on.restart()
+    elif stop == "kill":
+        on.kill()
+    else:
+        on.power_cut(1)
+    assert on.records() == [(0, b"a"), (1, b"b")]
+    on.log.append_as_follower(memoryview(make_batch(b"e", base_offset=20, leader_epoch=4)))
+    assert on.records() == [(0, b"a"), (1, b"b"), (20, b"e")]
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_cut_after_offsets_that_compaction_removed_does_not_end_below_the_start(clean: bool) -> None:
+    on = log_with_a_hole()
+    on.log.delete_before(10)
+    on.truncate_to(20)
+    assert (on.log.log_start_offset, on.log.log_end_offset) == (10, 10)
+    on.flush()
+    on.persisted_log_start_offset = 10
+    if clean:
+        on.restart()
+    else:
+        on.kill()
+    assert (on.log.log_start_offset, on.log.log_end_offset) == (10, 10)
+    assert on.records() == []
+
+
+def test_a_cut_may_end_with_an_empty_segment_after_offsets_that_compaction_removed() -> None:
+    on = LogOnDisk(cleanup_policy="compact")
+    on.append(b"a", b"b")
+    on.log.log_end_offset = 10
+    on.log.roll(NOW_MS)
+    on.log.append_as_follower(memoryview(make_batch(b"c", base_offset=20, leader_epoch=2)))
+    on.flush()
+    on.truncate_to(20)
+    assert on.log.log_end_offset == 10
+    on.flush()
+    on.kill()
+    assert (on.log.log_end_offset, on.records()) == (10, [(0, b"a"), (1, b"b")])

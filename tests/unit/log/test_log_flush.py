@@ -211,3 +211,40 @@ def test_a_directory_that_plans_share_is_synced_once_and_its_failure_is_theirs(f
     assert synced.count("/data") == 1
     assert len(synced) == 4
     assert failed == (3 if fails else 0)
+
+
+def test_a_cut_removes_the_snapshots_that_a_full_disk_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the next start would read the producers of the history that was cut off."""
+    monkeypatch.setattr("tidelog.log.durability.SNAPSHOT_INTERVAL_BYTES", 300)
+    on = LogOnDisk()
+    sequences = iter(range(100))
+
+    def append(count: int) -> None:
+        for _ in range(count):
+            on.append(b"v" * 20, producer_id=7, producer_epoch=0, base_sequence=next(sequences))
+
+    for count in (1, 4, 4):
+        append(count)
+        on.flush()
+    append(4)
+    on.disk.fail("create", "*.snapshot.tmp", errno.ENOSPC)
+    on.flush()  # the snapshot is postponed, and an obsolete one stays on the disk
+    files = [int(name[:20]) for name in on.files() if name.endswith(".snapshot")]
+    assert files == [5, 9]
+    on.truncate_to(2)
+    assert not [name for name in on.files() if name.endswith(".snapshot")]
+    for _ in range(4):
+        on.append(b"w", leader_epoch=1)
+    on.kill()
+    assert (on.log.log_end_offset, on.log.producers.entries[7].next_sequence) == (6, 2)
+
+
+def test_when_the_disk_has_space_again_obsolete_snapshots_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidelog.log.durability.SNAPSHOT_INTERVAL_BYTES", 1)
+    on = LogOnDisk()
+    for number in range(5):
+        if number == 3:
+            on.disk.fail("create", "*.snapshot.tmp", errno.ENOSPC)
+        on.append(b"v", producer_id=7, producer_epoch=0, base_sequence=number)
+        on.flush()
+    assert [int(name[:20]) for name in on.files() if name.endswith(".snapshot")] == [4, 5]

@@ -231,13 +231,15 @@ def test_a_sound_snapshot_is_not_written_again() -> None:
     assert on.log.log_start_offset == 6
 
 
-def test_after_a_kill_the_name_of_the_snapshot_is_synced_once() -> None:
+def test_after_a_kill_the_name_of_the_snapshot_is_synced_by_the_start() -> None:
     on = filled(snapshot_at=2, start_offset=0, segment_bytes=2 * BATCH_BYTES)
     append(on, 6)
     on.flush()
-    on.kill()
-    on.config.retention_bytes = 4 * BATCH_BYTES
-    assert {line.split()[0] for line in operations(on)} == {"sync_dir"}
+    on.disk = on.disk.kill()
+    found: list[str] = []
+    on.disk.on_operation = lambda operation, path: found.append(f"{operation} {path.rpartition('/')[2]}")
+    on.open(clean=False)
+    assert found.count("sync_dir orders-0") == 1
     on.config.retention_bytes = BATCH_BYTES
     assert operations(on) == []
     assert on.log.log_start_offset == 6
