@@ -133,8 +133,8 @@ class PipelineState:
             )
         if not has_offsets(checkpoint):
             raise PipelineError(
-                f"pipeline {self.pipeline}: the checkpoint {checkpoint} is missing or empty: restore it, or begin again"
-                f" with: {replay}"
+                f"pipeline {self.pipeline}: the checkpoint {checkpoint} is missing or empty: restore its newest state"
+                f" (the sinks refuse an older one), or begin again with: {replay}"
             )
 
     def checkpoint(self, identity: Identity, sink: str) -> Path:

@@ -200,7 +200,7 @@ def test_a_query_that_has_written_does_not_begin_again_without_its_checkpoint(
     check(place)  # the query has written nothing, so it may begin
     state.mark_started(identity, "sales")
     with pytest.raises(
-        PipelineError, match=r"the checkpoint /the/checkpoint is missing or empty: restore it, or begin"
+        PipelineError, match=r"the checkpoint /the/checkpoint is missing or empty: restore its newest state"
     ):
         check(place)
     complete.append("/the/checkpoint")

@@ -95,6 +95,7 @@ class OpenedDirectory:
     files: int | None
 
     def write(self, batch: "DataFrame", batch_id: int) -> None:
+        self.target.check_newest(batch_id)
         if not self.target.finish(batch_id):
             self._write_files(batch, batch_id)
         self.target.remove_old_manifest(batch_id)
