@@ -3,6 +3,7 @@
 STATE/NAME/identity.json           the identity, and where its queries begin
 STATE/NAME/IDENTITY/SINK/          Spark's checkpoint of one query, unless --checkpoints names another place
 STATE/NAME/IDENTITY.SINK.started   exists when the query may have written a micro-batch
+STATE/NAME/IDENTITY.queries.json   for each sink, the identifier of its query
 STATE/NAME/IDENTITY.letters.json   for each source, the sink whose query writes the dead letters of this source
 STATE/NAME/obsolete.json           checkpoints that must still be removed, and are not in the state directory
 STATE/NAME/status.json             the newest figures of the run
@@ -74,26 +75,50 @@ class PipelineState:
 
     def mark_started(self, identity: Identity, sink: str) -> None:
         """Store the fact that a micro-batch of the query is about to be written."""
-        self._write(f"{identity.id}.{sink}.started", {})
+        self._write(self.started_path(identity, sink).name, {})
 
     def has_started(self, identity: Identity) -> bool:
         """Return whether any query of this identity may have written a micro-batch."""
         return any(self.directory.glob(f"{identity.id}.*.started"))
 
+    def started_sinks(self, identity: Identity) -> set[str]:
+        """Return the sinks whose queries may have written a micro-batch."""
+        markers = self.directory.glob(f"{identity.id}.*.started")
+        return {each.name.removeprefix(f"{identity.id}.").removesuffix(".started") for each in markers}
+
+    def started_path(self, identity: Identity, sink: str) -> Path:
+        return self.directory / f"{identity.id}.{sink}.started"
+
+    def query_names(self, identity: Identity) -> dict[str, str]:
+        """Return the stored mapping from each sink to the identifier of its query. Earlier versions of Tidelog did not
+        store it. Raises PipelineError if the file is damaged.
+        """
+        return self._read_texts(self._queries_path(identity), "if no sink was ever added, removed or renamed")
+
+    def store_query_names(self, identity: Identity, names: Mapping[str, str]) -> None:
+        """Add identifiers of queries to the stored ones. A sink that is not in `names` keeps its identifier."""
+        stored = self.query_names(identity)
+        if stored | names != stored:
+            self._write(self._queries_path(identity).name, stored | names)
+
+    def _queries_path(self, identity: Identity) -> Path:
+        return self.directory / f"{identity.id}.queries.json"
+
     def letter_writers(self, identity: Identity) -> dict[str, str]:
         """Return the stored mapping from the parameter of each source to the sink whose query writes the dead letters
         of this source. Raises PipelineError if the file is damaged.
         """
-        path = self._letters_path(identity)
+        return self._read_texts(self._letters_path(identity), "if the order of the sinks has never changed")
+
+    def _read_texts(self, path: Path, removable_if: str) -> dict[str, str]:
+        """Return a file with a JSON object of texts; an empty dictionary if there is no file."""
         try:
-            document = json.loads(path.read_text())
-            return {str(source): str(sink) for source, sink in document.items()}
+            return {str(name): str(text) for name, text in json.loads(path.read_text()).items()}
         except FileNotFoundError:
             return {}
         except (ValueError, AttributeError) as error:
             raise PipelineError(
-                f"pipeline {self.pipeline}: {path} is damaged ({error}): restore it; or remove it, if the order of the"
-                " sinks has never changed"
+                f"pipeline {self.pipeline}: {path} is damaged ({error}): restore it; or remove it, {removable_if}"
             ) from None
 
     def store_letter_writers(self, identity: Identity, writers: Mapping[str, str]) -> None:
@@ -119,7 +144,7 @@ class PipelineState:
         `checkpoints` is the place of all checkpoints, None for the state directory. `checkpoint` is the path or URI of
         this query's checkpoint. `has_offsets` returns whether a checkpoint contains a planned micro-batch.
         """
-        if not (self.directory / f"{identity.id}.{sink}.started").exists():
+        if not self.started_path(identity, sink).exists():
             return
         replay = f"tidelog pipeline replay {self.pipeline} --from TIME"
         # An earlier version of Tidelog stored relative paths.
@@ -154,6 +179,7 @@ class PipelineState:
         if identity is not None:
             shutil.rmtree(self.directory / identity.id, ignore_errors=True)
             self._letters_path(identity).unlink(missing_ok=True)
+            self._queries_path(identity).unlink(missing_ok=True)
             for marker in self.directory.glob(f"{identity.id}.*.started"):
                 marker.unlink()
         self.remove_obsolete(remove_local)
