@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pyspark_tidelog.offsets import BEGINNINGS
+from pyspark_tidelog.offsets import BEGINNINGS, is_topic
 from tidelog.pipelines.declarations import PipelineError, SourceContext
 from tidelog.pipelines.topics import DECODED, Topic, check_newest, exactly_once_options
 
@@ -176,13 +176,13 @@ def micro_batch_ranges(checkpoint: Path, batch_id: int, positions: Sequence[str 
         ranges[parameter] = {
             topic: {
                 partition: (
-                    begin.get(topic, {}).get(partition, first_offsets.get(topic, {}).get(partition, last)),
+                    first_offsets.get(topic, {}).get(partition, begin.get(topic, {}).get(partition, last)),
                     last,
                 )
                 for partition, last in parts.items()
             }
             for topic, parts in end.items()
-            if topic != BEGINNINGS
+            if is_topic(topic)
         }
     return ranges
 

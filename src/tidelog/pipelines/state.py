@@ -98,8 +98,9 @@ class PipelineState:
     def store_query_names(self, identity: Identity, names: Mapping[str, str]) -> None:
         """Add identifiers of queries to the stored ones. A sink that is not in `names` keeps its identifier."""
         stored = self.query_names(identity)
-        if stored | names != stored:
-            self._write(self._queries_path(identity).name, stored | names)
+        complete = {**stored, **names}
+        if complete != stored:
+            self._write(self._queries_path(identity).name, complete)
 
     def _queries_path(self, identity: Identity) -> Path:
         return self.directory / f"{identity.id}.queries.json"

@@ -304,7 +304,7 @@ def test_ranges_of_a_micro_batch_come_from_the_checkpoint(tmp_path: Path) -> Non
     offsets = tmp_path / "offsets"
     offsets.mkdir()
     first = {"a": {"0": 5, "1": 2}, "@begun": {"a": {"0": 3, "1": 2}}}
-    second = {"a": {"0": 9, "1": 2, "2": 4}, "@begun": {"a": {"2": 1}}}
+    second = {"a": {"0": 9, "1": 2, "2": 4}, "@begun": {"a": {"2": 1}}, "@ids": {"a": "00ff"}}
     (offsets / "0").write_text("v1\n{}\n" + json.dumps(first) + "\n-")
     (offsets / "1").write_text("v1\n{}\n" + json.dumps(second) + "\n" + json.dumps({"b": {"0": 1}}))
     sources = ["left", "right"]
