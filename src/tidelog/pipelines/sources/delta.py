@@ -1,7 +1,8 @@
 """Reads a Delta table without Spark's Delta jar. A stream reads the files that new versions of the table add.
 
-The position of a stream is a version of the table, with the table's id. A micro-batch reads the files that were added by
-the versions after its start position. The table's log names these files, so a repeated micro-batch reads the same files.
+The position of a stream is a version of the table, with the table's id. A micro-batch reads the files that were added
+by the versions after its start position. The table's log names these files, so a repeated micro-batch reads the same
+files.
 """
 
 import json

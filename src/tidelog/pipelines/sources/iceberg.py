@@ -1,9 +1,9 @@
 """Read an Iceberg table without Spark's Iceberg jar. A batch query reads the newest snapshot, and a stream reads the
 files that new snapshots append.
 
-The position of a stream is a snapshot of the table, with the table's id. A micro-batch begins after one snapshot and ends
-with a later one. It reads the files that were added by the later snapshot and by the snapshots between the two. A repeated micro-batch
-reads the same files. Snapshots that are not read yet must not expire.
+The position of a stream is a snapshot of the table, with the table's id. A micro-batch begins after one snapshot and
+ends with a later one. It reads the files that were added by the later snapshot and by the snapshots between the two. A
+repeated micro-batch reads the same files. Snapshots that are not read yet must not expire.
 """
 
 import json
