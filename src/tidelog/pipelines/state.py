@@ -5,6 +5,7 @@ STATE/NAME/IDENTITY/SINK/          Spark's checkpoint of one query, unless --che
 STATE/NAME/IDENTITY.SINK.started   exists when the query may have written a micro-batch
 STATE/NAME/IDENTITY.queries.json   for each sink, the identifier of its query
 STATE/NAME/IDENTITY.letters.json   for each source, the sink whose query writes the dead letters of this source
+STATE/NAME/begins.json             for each source, where a stream of it can begin
 STATE/NAME/obsolete.json           checkpoints that must still be removed, and are not in the state directory
 STATE/NAME/status.json             the newest figures of the run
 STATE/NAME/lock                    locked by the process that runs the pipeline
@@ -21,6 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tidelog.pipelines.begins import AcceptedBegins
 from tidelog.pipelines.checkpoints import ObsoleteCheckpoints, place_of_checkpoints, remove_local
 from tidelog.pipelines.declarations import PipelineError
 from tidelog.pipelines.sinks.stores import create_directory, sync_directory
@@ -72,6 +74,23 @@ class PipelineState:
         identity = Identity(uuid.uuid4().hex[:8], begin, checkpoints)
         self._write("identity.json", identity._asdict() | {"created_ms": SystemClock.now_ms()})
         return identity
+
+    def accepted_begins(self) -> dict[str, AcceptedBegins]:
+        """Return where the sources can begin, as the last run has stored it. An earlier version of Tidelog has not
+        stored it: then, as if the file is damaged, return an empty dictionary.
+        """
+        try:
+            document = json.loads((self.directory / "begins.json").read_text())
+            return {
+                str(name): AcceptedBegins(source=str(each["source"]), begins=list(map(str, each["begins"])))
+                for name, each in document.items()
+            }
+        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
+
+    def store_begins(self, accepted: Mapping[str, AcceptedBegins]) -> None:
+        if accepted != self.accepted_begins():
+            self._write("begins.json", dict(accepted))
 
     def mark_started(self, identity: Identity, sink: str) -> None:
         """Store the fact that a micro-batch of the query is about to be written."""

@@ -72,6 +72,11 @@ class Iceberg:
     def __repr__(self) -> str:
         return f"iceberg({self.name!r})"
 
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """Where a stream of this source can begin (see `declarations.BEGINS`)."""
+        return ("earliest", "latest")
+
     def describe(self) -> str:
         return f"iceberg {self.name}"
 

@@ -64,6 +64,11 @@ class Parquet:
     storage: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     """Options of the object store, as pairs. They may contain secrets and are never printed."""
 
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """Where a stream of this source can begin (see `declarations.BEGINS`)."""
+        return ("earliest",)
+
     def describe(self) -> str:
         return f"parquet {self.location}"
 

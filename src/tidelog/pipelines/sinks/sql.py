@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext, TemporaryError
+from tidelog.pipelines.declarations import BEGINS, Opened, PipelineError, SinkContext, SourceContext, TemporaryError
 from tidelog.pipelines.sinks.batch_numbers import is_written
 from tidelog.pipelines.sinks.extras import load
 from tidelog.pipelines.sinks.keyed_rows import DELETED, KeyedRows, null_in_key, repeated
@@ -84,6 +84,11 @@ class Sql:
 
     def __repr__(self) -> str:
         return f"sql({self.table!r})"
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """Where a stream of this source can begin (see `declarations.BEGINS`)."""
+        return ("earliest", "latest") if self.timestamp is None else BEGINS
 
     def describe(self) -> str:
         return f"sql {self.table}"
