@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tidelog.log.config import LogConfig
+from tidelog.log.cut import end_of_cut
 from tidelog.log.partition_log import Appended, PartitionLog
 from tidelog.log.record_times import find_times
 from tidelog.replication.replica import BecameLeader, Replica
@@ -116,12 +117,19 @@ class LogOnDisk:
             self.persisted_recovery_point = self.log.recovery_point
 
     def truncate_to(self, offset: int) -> None:
-        """Cut the log as a broker does: the checkpoint is lowered first."""
-        offset = min(offset, self.log.log_end_offset)
-        lowered = self.log.recovery_point_for_cut(offset)
-        self.persisted_recovery_point = min(self.persisted_recovery_point, lowered)
+        """Cut the log as a broker does: first the checkpoints are set to offsets that fit to every step of the cut."""
+        offset = end_of_cut(self.log.segments, min(offset, self.log.log_end_offset), self.log.log_start_offset)
+        if offset < self.log.log_start_offset:
+            self.flush()
+            self.persisted_log_start_offset = self.log.log_start_offset
+            self.persisted_recovery_point = min(self.persisted_recovery_point, self.log.log_start_offset)
+        else:
+            lowered = self.log.recovery_point_for_cut(offset)
+            self.persisted_recovery_point = min(self.persisted_recovery_point, lowered)
         cut = self.log.begin_cut(offset)
         cut.run()
+        if cut.empties:
+            self.persisted_log_start_offset = self.persisted_recovery_point = offset
         self.log.install_cut(cut)
 
     def retain(self, now_ms: int, high_watermark: int | None = None) -> int:

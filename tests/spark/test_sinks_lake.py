@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from tidelog.pipelines.failures import cause_text, is_permanent
 from tidelog.pipelines.loading import declared_pipeline
 from tidelog.pipelines.queries import refuse_shared_pages
 from tidelog.pipelines.running import run
+from tidelog.pipelines.sinks.http import Request
 from tidelog.pipelines.sources.http import Endpoint, Page
 
 if TYPE_CHECKING:
@@ -236,6 +238,43 @@ def test_a_malformed_line_of_a_file_stops_the_pipeline(
     assert ids_in_files(tmp_path / "out") == [1]
 
 
+@pytest.mark.parametrize(
+    ("second", "difference"),
+    [
+        ("name,id\n2,1\n", "Header: name, id, Schema: id, name"),
+        ("id,name,more\n2,1,0\n", "Header length: 3, schema size: 2"),
+    ],
+)
+def test_a_header_with_other_columns_stops_the_pipeline(
+    spark: "SparkSession", tmp_path: Path, second: str, difference: str
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/first").write_text("id,name\n1,2\n")
+    options = {"Header": True}
+    for schema in ("id long, name string", None):
+        source = file(str(tmp_path / "in"), format="csv", schema=schema, options=options)
+        run_to_end(
+            stream_of(source, spark), opened(parquet(str(tmp_path / "out")), spark), tmp_path / f"state {schema}"
+        )
+        (tmp_path / "in/second").write_text(second)
+        with pytest.raises(Exception, match="CSV header") as raised:
+            batch_of(
+                file(f"{tmp_path}/in/s*", format="csv", schema="id long, name string", options=options), spark
+            ).collect()
+        cause = cause_text(raised.value)
+        assert cause.startswith(f"file://{tmp_path}/in/second: the header has other columns than the schema")
+        assert difference in cause
+        assert is_permanent(raised.value)
+        by_position = file(
+            f"{tmp_path}/in/s*",
+            format="csv",
+            schema="name string, id long",
+            options=options | {"EnforceSchema": True, "mode": "PERMISSIVE"},
+        )
+        assert batch_of(by_position, spark).count() == 1
+        (tmp_path / "in/second").unlink()
+
+
 def test_columns_are_not_inferred_from_malformed_lines(spark: "SparkSession", tmp_path: Path) -> None:
     (tmp_path / "lines").write_text('{"id": 1}\nnot json\n')
     for load in (batch_of, stream_of):
@@ -259,6 +298,17 @@ def test_a_record_of_an_endpoint_that_does_not_fit_stops_the_pipeline(
             "pipeline trial: a record of http http://127.0.0.1:1/*** cannot be parsed: the value"
         )
         records.pop()
+
+
+def test_records_of_an_endpoint_keep_their_digits_and_characters(
+    spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = http("http://127.0.0.1:1/events", schema="amount decimal(30,2), name string")
+    content = b'[{"amount": 12345678901234567.89, "name": "\\ud83d"}, {"amount": 1, "name": "\xc3\xa9"}]'
+    monkeypatch.setattr(Request, "send", lambda *_: content)
+    first, second = batch_of(source, spark).collect()
+    assert (first.amount, first.name) == (Decimal("12345678901234567.89"), "?")
+    assert second.name == "\u00e9"
 
 
 def test_two_readers_of_an_endpoint_would_remove_each_others_pages(spark: "SparkSession", tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Make an Arrow UDF from a decoder or an encoder that handles one value at a time."""
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,6 +23,10 @@ class Codec(Protocol):
 
         Raises UndecodableValue. Any other exception fails the task.
         """
+        ...
+
+    def check(self, columns: "StructType") -> None:
+        """Called before records with other columns than before are encoded. Raises SchemaError if they do not fit."""
         ...
 
     def encode(self, record: Record) -> bytes: ...
@@ -52,8 +56,13 @@ def encode_column(record: "Column", codec: Codec) -> "Column":
 
     def encode(batches: "Iterator[pa.Array]") -> "Iterator[pa.Array]":
         import pyarrow as pa
+        from pyspark.sql.pandas.types import from_arrow_type
 
+        checked: pa.DataType | None = None
         for records in batches:
+            if records.type != checked:
+                codec.check(cast("StructType", from_arrow_type(records.type)))
+                checked = records.type
             yield pa.array(
                 [None if row is None else codec.encode(row) for row in records.to_pylist(maps_as_pydicts="strict")],
                 pa.binary(),

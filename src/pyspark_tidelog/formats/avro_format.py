@@ -18,6 +18,7 @@ from pyspark_tidelog.formats.arrow_rows import (
 from pyspark_tidelog.formats.avro_schema import columns_of_schema, without_other_logical_types
 from pyspark_tidelog.formats.base import Format, nullable
 from pyspark_tidelog.formats.registry import Registry, UnusableSchema, parsed_schema, registry_of
+from pyspark_tidelog.formats.written_columns import check_columns, check_names
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -62,7 +63,11 @@ class AvroFormat(Format):
 
     @cached_property
     def schema(self) -> "StructType":
-        return nullable(columns_of_schema(_fastavro_schema(self._id_and_schema[1])))
+        return nullable(self._codec().columns)
+
+    def written_names(self, columns: "StructType") -> list[str]:
+        self._codec().check(columns)
+        return list(columns.names)
 
     def decode(self, value: "Column") -> "Column":
         return decode_column(value, self._codec(), self.schema)
@@ -104,14 +109,25 @@ class AvroCodec:
         self._has_header = has_header
         self._writer_id = writer_id
         self._writers: dict[int, Any] = {}
+        self._checks_values = True
+        """Whether fastavro checks each record before it encodes it. This is not necessary if each column has the type
+        of the schema."""
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {name: value for name, value in self.__dict__.items() if name != "_compiled_schema"}
-        return state | {"_writers": {}}
+        compiled = ("_compiled_schema", "columns")
+        return {name: value for name, value in self.__dict__.items() if name not in compiled} | {"_writers": {}}
 
     @cached_property
     def _compiled_schema(self) -> Any:
         return _fastavro_schema(self._schema)
+
+    @cached_property
+    def columns(self) -> "StructType":
+        """The columns of the schema. A column that rows must have is not nullable."""
+        return columns_of_schema(self._compiled_schema)
+
+    def check(self, columns: "StructType") -> None:
+        self._checks_values = not check_columns(columns, self.columns)
 
     def decode(self, value: bytes) -> Record:
         import fastavro
@@ -137,12 +153,20 @@ class AvroCodec:
 
     def encode(self, record: Record) -> bytes:
         import fastavro
+        from fastavro.validation import ValidationError
 
         data = io.BytesIO()
         if self._has_header:
             assert self._writer_id is not None
             data.write(HEADER.pack(0, self._writer_id))
-        fastavro.schemaless_writer(data, self._compiled_schema, record)
+        try:
+            if self._checks_values:
+                check_names(list(record), self.columns.names, ())
+                fastavro.validate(record, self._compiled_schema)
+            fastavro.schemaless_writer(data, self._compiled_schema, record)
+        except (ValidationError, TypeError, ValueError, OverflowError) as error:
+            reason = " ".join(str(error).split())
+            raise SchemaError(f"a row does not fit the Avro schema, so it is not written: {reason}") from error
         return data.getvalue()
 
     def _writer_of(self, value: bytes) -> tuple[Any, int]:

@@ -38,8 +38,9 @@ def without_other_logical_types(schema: Any) -> Any:
 
 
 def columns_of_schema(schema: Any) -> "StructType":
-    """Return the columns of a parsed Avro schema (`fastavro.parse_schema`). Raises SchemaError if the schema is
-    not a record, contains itself, or contains a type for which there is no column type.
+    """Return the columns of a parsed Avro schema (`fastavro.parse_schema`). A column is nullable if a row that is
+    written may lack it: it has a default, or may be null. Raises SchemaError if the schema is not a record, contains
+    itself, or contains a type for which there is no column type.
     """
     from pyspark.sql.types import StructType
 
@@ -91,7 +92,10 @@ class _Types:
         if schema["name"] in self._open_records:
             raise SchemaError(f"the Avro record {schema['name']} contains itself: Spark has no such column type")
         self._open_records.append(schema["name"])
-        fields = [StructField(field["name"], self.of(field["type"]), True) for field in schema["fields"]]
+        fields = [
+            StructField(field["name"], self.of(field["type"]), "default" in field or _may_be_null(field["type"]))
+            for field in schema["fields"]
+        ]
         self._open_records.pop()
         return StructType(fields)
 
@@ -125,6 +129,10 @@ class _Types:
         if logical in ("local-timestamp-millis", "local-timestamp-micros"):
             return t.TimestampNTZType()
         return None
+
+
+def _may_be_null(kind: Any) -> bool:
+    return kind == "null" or (isinstance(kind, list) and "null" in kind)
 
 
 def _primitives() -> "dict[str, DataType]":

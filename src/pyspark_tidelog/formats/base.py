@@ -1,7 +1,7 @@
 """The contract of a format, and helpers that all formats share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, Union
 
@@ -17,6 +17,11 @@ Schema: TypeAlias = Union[str, "StructType"]
 NULL_VALUE = "the value is null"
 EMPTY_VALUE = "the value is empty"
 NOT_UTF8 = "the value is not valid UTF-8"
+TIME_FORMATS = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+"""Options of to_json and to_csv. Without them, Spark would write times with milliseconds instead of microseconds."""
 
 
 class Format(ABC):
@@ -44,6 +49,13 @@ class Format(ABC):
     @abstractmethod
     def encode(self, record: "Column") -> "Column":
         """Return the binary values of a column of structs. A null struct has a null value."""
+
+    def written_names(self, columns: "StructType") -> list[str]:
+        """Return the names of `columns`, the columns of the rows to encode, in the order that `encode` needs.
+
+        Raises SchemaError if the format cannot write these columns without leaving one out or changing values.
+        """
+        return list(columns.names)
 
 
 class TextFormat(Format):
@@ -77,6 +89,12 @@ def refuse_options(names: Iterable[str], refused: Container[str], function: str,
     for name in names:
         if name.lower() in refused:
             raise SchemaError(f"option {name} of {function} cannot be set: {reason}")
+
+
+def with_defaults(options: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
+    """Return `options`, with those of `defaults` that are not set. As in Spark, the case of names does not matter."""
+    set_names = {name.lower() for name in options}
+    return {name: text for name, text in defaults.items() if name.lower() not in set_names} | dict(options)
 
 
 class Separated(NamedTuple):

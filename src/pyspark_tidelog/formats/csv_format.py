@@ -13,13 +13,16 @@ from pyspark_tidelog.formats.base import (
     EMPTY_VALUE,
     NOT_UTF8,
     NULL_VALUE,
+    TIME_FORMATS,
     Schema,
     TextFormat,
     missing_fields,
     nullable,
     refuse_options,
     result,
+    with_defaults,
 )
+from pyspark_tidelog.formats.written_columns import check_names
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -27,14 +30,14 @@ if TYPE_CHECKING:
 
 CORRUPT = "__corrupt_tidelog_value__"
 END = "__end_tidelog_line__"
-"""An additional last field of a line that is encoded without a schema. It is removed from the line again."""
+"""An additional last field of a line that is encoded. It is removed from the line again."""
 END_VALUE = "1"
 REFUSED_OPTIONS = ("columnnameofcorruptrecord", "header", "linesep", "mode", "multiline", "comment")
 """Options of from_csv, in lower case, that would change how a corrupt value is recognised."""
 DEFAULT_OPTIONS = {"sep": ",", "quote": '"', "escape": '"'}
 """As in RFC 4180: within a quoted field, two quotes stand for one."""
-ENCODE_DEFAULTS = {"timestampformat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
-"""Without this option, to_csv would write a timestamp with milliseconds instead of microseconds."""
+ENCODE_DEFAULTS = {**TIME_FORMATS, "ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}
+"""Without the options for blanks, to_csv would remove them from the begin and the end of a text."""
 
 
 class CsvFormat(TextFormat):
@@ -71,27 +74,25 @@ class CsvFormat(TextFormat):
     def encode(self, record: "Column") -> "Column":
         from pyspark.sql import functions as F
 
-        options = ENCODE_DEFAULTS | self._options
-        # Spark's to_csv fails if the only field is null. An empty line cannot stand for the null, because `decode`
-        # refuses an empty line with the error EMPTY_VALUE. So the line is a pair of quotes.
-        only_null = F.lit(self._options["quote"] * 2)
-        if not self.has_schema:
-            # The number of fields is unknown here. With an additional field, a line never has only one field.
-            line = F.to_csv(record.withField(END, F.lit(END_VALUE)), options)
-            line = F.left(line, F.length(line) - len(self._end_of_line()))
-            line = F.when(line == "", only_null).otherwise(line)
-        else:
-            line = F.to_csv(record, options)
-            fields = self.declared.fieldNames()
-            if len(fields) == 1:
-                line = F.when(record[fields[0]].isNull(), only_null).otherwise(line)
-        # to_csv alone returns an empty text for a null struct.
-        return F.when(record.isNotNull(), line).cast("binary")
+        fields = record
+        if self.has_schema:
+            names = self.declared.fieldNames()
+            # A line contains no names, so the fields must have the order of the schema. Spark computes this condition
+            # when it plans the query, because it depends only on the type of the struct.
+            others = record.withField(END, F.lit(END_VALUE)).dropFields(*(f"`{n.replace('`', '``')}`" for n in names))
+            has_others = F.typeof(others) != F.lit(f"struct<{END}:string>")
+            message = f"the rows have other columns than the schema, which has {', '.join(names)}: leave them out"
+            in_order = F.struct(*(record[name].alias(name) for name in names))
+            fields = F.when(has_others, F.raise_error(message)).otherwise(in_order)
+        # csv_line alone returns an empty text for a null struct.
+        return F.when(record.isNotNull(), csv_line(fields, self._options)).cast("binary")
 
-    def _end_of_line(self) -> str:
-        """Return the text that the field END adds to a line."""
-        quote = self._options["quote"] if self._options.get("quoteall", "").lower() == "true" else ""
-        return f"{self._options['sep']}{quote}{END_VALUE}{quote}"
+    def written_names(self, columns: "StructType") -> list[str]:
+        if not self.has_schema:
+            return list(columns.names)
+        names = self.declared.fieldNames()
+        check_names(columns.names, names, names)
+        return names
 
     def _result(self, text: "Column", line: "Column", row: "Column") -> "Column":
         from pyspark.sql import functions as F
@@ -113,7 +114,9 @@ class CsvFormat(TextFormat):
         return result(error, record)
 
     def _mismatch(self, record: "Column") -> "Column":
-        """Return the error for a line that does not fit the schema. The error names the null fields of `record`."""
+        """Return the error for a line that does not fit the schema. The error names the null fields of `record`: Spark
+        does not say which of them are empty or missing in the line, and which have a text that does not fit.
+        """
         from pyspark.sql import functions as F
 
         names = [
@@ -122,7 +125,7 @@ class CsvFormat(TextFormat):
         ]
         listed = F.concat_ws(", ", *names)
         reason = F.when(listed == "", F.lit("there are too many fields")).otherwise(
-            F.concat(listed, F.lit(" has no valid value"))
+            F.concat(F.lit("no value, or no valid value, in "), listed)
         )
         return F.concat(F.lit(f"the value does not fit the schema of {counted(len(names), 'field')}: "), reason)
 
@@ -137,3 +140,20 @@ class CsvFormat(TextFormat):
 
     def _separator(self) -> str:
         return re.escape(self._options["sep"])
+
+
+def csv_line(record: "Column", options: Mapping[str, str]) -> "Column":
+    """Return the lines of CSV for a column of structs, with microseconds in times. `options` are those of to_csv.
+
+    Spark's to_csv fails if the only field is null. With an additional field, a line never has only one field. An empty
+    line cannot stand for a null, because readers ignore it, so such a line is a pair of quotes.
+    """
+    from pyspark.sql import functions as F
+
+    given = {name.lower(): text for name, text in options.items()}
+    quote = given.get("quote", DEFAULT_OPTIONS["quote"])
+    end_quote = quote if given.get("quoteall", "").lower() == "true" else ""
+    end = f"{given.get('sep', given.get('delimiter', DEFAULT_OPTIONS['sep']))}{end_quote}{END_VALUE}{end_quote}"
+    line = F.to_csv(record.withField(END, F.lit(END_VALUE)), with_defaults(options, ENCODE_DEFAULTS))
+    line = F.left(line, F.length(line) - len(end))
+    return F.when(line == "", F.lit(quote * 2)).otherwise(line)

@@ -17,12 +17,14 @@ from pyspark_tidelog.formats.base import (
     EMPTY_VALUE,
     NOT_UTF8,
     NULL_VALUE,
+    TIME_FORMATS,
     Schema,
     TextFormat,
     missing_fields,
     nullable,
     refuse_options,
     result,
+    with_defaults,
 )
 
 if TYPE_CHECKING:
@@ -33,8 +35,6 @@ CORRUPT = "corrupt"
 REFUSED_OPTIONS = ("columnnameofcorruptrecord", "mode", "multiline")
 """Options of from_json, in lower case, that would change how a corrupt value is recognised."""
 DECODE_DEFAULTS = {"allowSingleQuotes": "false"}
-ENCODE_DEFAULTS = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
-"""By default, to_json omits the microseconds of a timestamp."""
 
 
 class JsonFormat(TextFormat):
@@ -52,19 +52,14 @@ class JsonFormat(TextFormat):
         text = value.cast("string")
         end = f"end_{uuid.uuid4().hex}"
         document = F.concat(F.lit('{"records":[['), text, F.lit(f'],[{{"{end}":1}}]]}}'))
-        options = self._options_with(DECODE_DEFAULTS) | {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
+        options = with_defaults(self._options, DECODE_DEFAULTS)
+        options |= {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
         parsed = F.from_json(document, self._document_schema(end), options)
         # Spark evaluates the parameter of the lambda once for each row, however often the lambda uses it.
         return F.transform(F.array(parsed), lambda document: self._result(text, document, end))[0]
 
     def encode(self, record: "Column") -> "Column":
-        from pyspark.sql import functions as F
-
-        return F.to_json(record, self._options_with(ENCODE_DEFAULTS)).cast("binary")
-
-    def _options_with(self, defaults: Mapping[str, str]) -> dict[str, str]:
-        set_names = {name.lower() for name in self._options}
-        return {name: text for name, text in defaults.items() if name.lower() not in set_names} | self._options
+        return json_text(record, self._options).cast("binary")
 
     def _document_schema(self, end: str) -> "StructType":
         from pyspark.sql.types import ArrayType, IntegerType, StringType, StructField, StructType
@@ -112,6 +107,13 @@ class JsonFormat(TextFormat):
         others = [name for name, path in paths.items() if path is None]
         nested = F.lit(" or ".join([*others, "a nested field"]) + " has the wrong type")
         return F.concat(F.lit("the value does not fit the schema: "), F.when(details == "", nested).otherwise(details))
+
+
+def json_text(record: "Column", options: Mapping[str, str]) -> "Column":
+    """Return the JSON texts of a column of structs, with microseconds in times. `options` are those of to_json."""
+    from pyspark.sql import functions as F
+
+    return F.to_json(record, with_defaults(options, TIME_FORMATS))
 
 
 def path_of_field(name: str) -> str | None:

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark_tidelog.errors import OptionError
+from pyspark_tidelog.errors import OptionError, SchemaError
 from pyspark_tidelog.formats.arrow_rows import (
     Record,
     UndecodableValue,
@@ -17,6 +17,7 @@ from pyspark_tidelog.formats.arrow_rows import (
     refuse_missing_package,
 )
 from pyspark_tidelog.formats.base import Format
+from pyspark_tidelog.formats.written_columns import check_columns, check_names
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -48,9 +49,11 @@ class ProtobufFormat(Format):
 
     @cached_property
     def schema(self) -> "StructType":
-        from pyspark_tidelog.formats.protobuf_schema import columns_of_message
+        return self._codec().columns
 
-        return columns_of_message(self._codec().message_class.DESCRIPTOR)
+    def written_names(self, columns: "StructType") -> list[str]:
+        self._codec().check(columns)
+        return list(columns.names)
 
     def decode(self, value: "Column") -> "Column":
         return decode_column(value, self._codec(), self.schema)
@@ -73,7 +76,7 @@ class ProtobufCodec:
         self._has_header = has_header
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "message_class"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("message_class", "columns")}
 
     @cached_property
     def message_class(self) -> Any:
@@ -84,6 +87,15 @@ class ProtobufCodec:
             return message_factory.GetMessageClass(pool.FindMessageTypeByName(self._name))
         except KeyError:
             raise OptionError(f"format protobuf: the descriptors have no message {self._name}") from None
+
+    @cached_property
+    def columns(self) -> "StructType":
+        from pyspark_tidelog.formats.protobuf_schema import columns_of_message
+
+        return columns_of_message(self.message_class.DESCRIPTOR)
+
+    def check(self, columns: "StructType") -> None:
+        check_columns(columns, self.columns)
 
     def decode(self, value: bytes) -> Record:
         from google.protobuf.message import DecodeError
@@ -104,11 +116,17 @@ class ProtobufCodec:
             raise UndecodableValue(f"a value of the message {self._name} is out of range: {error}") from None
 
     def encode(self, record: Record) -> bytes:
+        from google.protobuf.message import EncodeError
+
         from pyspark_tidelog.formats.protobuf_schema import fill_message
 
         message = self.message_class()
-        fill_message(message, record)
-        encoded: bytes = message.SerializeToString()
+        check_names(list(record), self.columns.names, ())
+        try:
+            fill_message(message, record)
+            encoded: bytes = message.SerializeToString()
+        except (EncodeError, TypeError, ValueError, OverflowError) as error:
+            raise SchemaError(f"a row does not fit the message {self._name}, so it is not written: {error}") from error
         return encoded
 
     def _header_end(self, value: bytes) -> int:

@@ -22,7 +22,7 @@ CELL_MAX = 60
 def dry_run(
     pipeline: Pipeline, bootstrap: str, rows_max: int, show: int, begin: str | int | None, settings: Mapping[str, str]
 ) -> None:
-    from tidelog.pipelines.dry_runs import sample
+    from tidelog.pipelines.dry_runs import errors_of_spark, sample
     from tidelog.pipelines.session import pipeline_session, start_session
 
     if sys.stderr.isatty():
@@ -44,7 +44,8 @@ def dry_run(
         for name, frame in taken.results.items():
             print()
             print_heading(f"{name} -> {pipeline.sinks[name].describe()}")
-            print_rows(frame, show)
+            with errors_of_spark(f"pipeline {pipeline.name}, result for {name}"):
+                print_rows(frame, show)
     finally:
         spark.stop()
     shutil.rmtree(log.parent, ignore_errors=True)  # after an error, Spark's log remains

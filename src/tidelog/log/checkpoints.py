@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.config.properties import parse_properties
 from tidelog.log.errors import CorruptLog
+from tidelog.log.segment import TEMPORARY_ERRORS
 from tidelog.model.ids import TopicPartition, uuid_from_text, uuid_text
 
 if TYPE_CHECKING:
@@ -73,6 +74,32 @@ class OffsetsCopy(dict[TopicPartition, int]):
         return None
 
 
+class UncertainOffsets(dict[TopicPartition, int]):
+    """The entries that a checkpoint possibly has after a write that failed: the new file may be in place although its
+    name could not be made durable. It equals nothing, so every next write of the checkpoint is carried out.
+    """
+
+    def __init__(self, older: Mapping[TopicPartition, int], newer: Mapping[TopicPartition, int]) -> None:
+        """Contains the entries of both contents. If both have an entry of a partition, the higher offset is taken."""
+        super().__init__(newer)
+        for key, offset in older.items():
+            self[key] = max(offset, self.get(key, offset))
+        certain = older._certain if isinstance(older, UncertainOffsets) else older
+        self._certain: dict[TopicPartition, int] = {
+            key: min(offset, certain[key]) for key, offset in newer.items() if key in certain
+        }
+
+    def certain(self, key: TopicPartition) -> int | None:
+        """Return the partition's offset on the disk, or a lower one; None if the disk possibly has no entry of it."""
+        return self._certain.get(key)
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    def __ne__(self, other: object) -> bool:
+        return True
+
+
 class CheckpointText:
     """Formats one checkpoint file. It keeps the line of each entry, so only changed entries are formatted again."""
 
@@ -98,6 +125,34 @@ class CheckpointText:
             else:
                 lines[key] = _line(key, offset)
         return _join_lines(list(lines.values()))
+
+
+def overwrite(disk: "Disk", path: str, data: bytes) -> bool:
+    """Replace the content of a checkpoint without a second file, for a disk that has no space for one. Blocks.
+
+    If the new content needs no more blocks than the old one, most file systems need no free space for this. Returns
+    False if there is not even enough space for this, or after another temporary error; the file is then possibly
+    damaged. Raises any other OSError.
+
+    The version at the beginning of the file is written last. If the broker is killed before, the file counts as
+    damaged, and never as a checkpoint with wrong offsets.
+    """
+    file = disk.open(path)
+    try:
+        file.pwrite(b"#", 0)
+        file.sync()
+        file.pwrite(data[1:], 1)
+        file.truncate(len(data))
+        file.sync()
+        file.pwrite(data[:1], 0)
+        file.sync()
+    except OSError as error:
+        if error.errno not in TEMPORARY_ERRORS:
+            raise
+        return False
+    finally:
+        file.close()
+    return True
 
 
 def parse_offsets(data: bytes, path: str) -> dict[TopicPartition, int]:

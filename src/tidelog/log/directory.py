@@ -17,6 +17,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from tidelog.log.aside import make_way, put_aside, read_id, stem_of_retired
 from tidelog.log.checkpoints import (
     CLEANER_OFFSETS,
     HIGH_WATERMARKS,
@@ -26,18 +27,20 @@ from tidelog.log.checkpoints import (
     RECOVERY_POINTS,
     CheckpointText,
     OffsetsCopy,
+    UncertainOffsets,
     format_partition_metadata,
     format_properties,
+    overwrite,
     read_offsets,
-    read_partition_metadata,
     read_properties,
 )
+from tidelog.log.durability import FULL_DISK_ERRORS
 from tidelog.log.errors import CorruptLog
-from tidelog.log.file_kinds import CUT_MARK, DELETE_SUFFIX, Kind, aside_stem, file_kind, partition_of, retired_stem
+from tidelog.log.file_kinds import CUT_MARK, DELETE_SUFFIX, Kind, aside_stem, file_kind, partition_of
 from tidelog.log.indexes import IndexCache
 from tidelog.log.partition_log import PartitionLog
 from tidelog.log.segment import TEMPORARY_ERRORS
-from tidelog.model.ids import TopicPartition, uuid_text
+from tidelog.model.ids import TopicPartition
 
 if TYPE_CHECKING:
     from tidelog.log.config import LogConfig
@@ -47,9 +50,6 @@ logger = logging.getLogger("tidelog.directory")
 
 LOCK: Final = ".lock"
 CLEAN_MARKER: Final = ".kafka_cleanshutdown"
-STRAY_SUFFIX: Final = "-stray"
-UNREADABLE_ID: Final = b""
-"""Used in place of a topic id that cannot be read."""
 
 
 class DirectoryInUse(Exception):
@@ -57,8 +57,8 @@ class DirectoryInUse(Exception):
 
 
 class InTheWay(Exception):
-    """Files or checkpoint entries of an older topic with the same name exist. The caller must call `make_way` and
-    then open the partition again.
+    """Files or checkpoint entries of an older topic with the same name exist, or those of a replica that was removed
+    from this broker. The caller must call `make_way` and then open the partition again.
     """
 
 
@@ -76,7 +76,7 @@ class DataDirectory:
         self._cache = IndexCache()
         self._checkpoints: dict[str, Mapping[TopicPartition, int]] = {}
         """Content of the checkpoints on the disk, by file name. If a checkpoint is missing or damaged, it has no entry
-        here; only CLEANER_OFFSETS then has an empty entry."""
+        here; only CLEANER_OFFSETS then has an empty entry. After a write that failed, the entry is UncertainOffsets."""
         self._latest: dict[str, Mapping[TopicPartition, int]] = {}
         """The newest content of each checkpoint. A full disk may have prevented its write."""
         self._texts: dict[str, CheckpointText] = {}
@@ -198,9 +198,14 @@ class DataDirectory:
         key = TopicPartition(topic, index)
         self._preserved[key] = None
         path = f"{self.path}/{key}"
-        stored_id = self._read_id(path, accept_damage=new)
-        if stored_id != topic_id and (stored_id is not None or self._belongs_to_older_topic(key, path, new=new)):
-            raise InTheWay(f"{path} or its checkpoint entries belong to an older topic of the same name")
+        stored_id = read_id(self._disk, path, accept_damage=new)
+        if stored_id == topic_id:
+            # If the broker was killed while it removed an earlier replica, its directory may exist without entries.
+            is_in_the_way = new
+        else:
+            is_in_the_way = stored_id is not None or self._belongs_to_older_topic(key, path, new=new)
+        if is_in_the_way:
+            raise InTheWay(f"{path} or its checkpoint entries belong to an older topic or replica of the same name")
         self._retired.pop(key, None)
         log = PartitionLog.open(
             self._disk,
@@ -219,17 +224,6 @@ class DataDirectory:
         self._recovery_points[key], self._start_offsets[key] = log.recovery_point, log.log_start_offset
         return log
 
-    def _read_id(self, path: str, *, accept_damage: bool) -> bytes | None:
-        """Return the topic id in the file `partition.metadata`, or None if this file is missing. If the file is
-        damaged, return UNREADABLE_ID if `accept_damage` is true, and raise CorruptLog otherwise.
-        """
-        try:
-            return read_partition_metadata(self._disk, path)
-        except CorruptLog:
-            if accept_damage:
-                return UNREADABLE_ID
-            raise
-
     def _belongs_to_older_topic(self, key: TopicPartition, path: str, *, new: bool) -> bool:
         """Return whether files or checkpoint entries under the partition's name belong to an older topic. Called only
         if the partition has no directory, or if its directory has no topic id.
@@ -242,7 +236,7 @@ class DataDirectory:
         path_exists = self._disk.exists(path)
         if new or key in self._retired:
             return path_exists or self.has_entries_of(key)
-        return not path_exists and self.has_entries_of(key) and aside_stem(key) in map(_stem_of_retired, self.retired())
+        return not path_exists and self.has_entries_of(key) and aside_stem(key) in map(stem_of_retired, self.retired())
 
     def has_entries_of(self, key: TopicPartition) -> bool:
         """Return whether a checkpoint has an entry of the partition, on the disk or in its next write."""
@@ -256,29 +250,15 @@ class DataDirectory:
         return [self._recovery_points, self._start_offsets, *list(self._checkpoints.values())]
 
     def make_way(self, key: TopicPartition, topic_id: bytes) -> None:
-        """Remove the partition's checkpoint entries. If the partition's directory has another topic id than `topic_id`,
-        or no readable topic id, also rename it to a name with the suffix `-stray`.
+        """Remove the partition's checkpoint entries, and rename its directory, if there is one. If the directory has
+        the topic id `topic_id`, it belongs to a replica that was removed from this broker: the next start deletes it.
+        If it has another topic id, or no readable one, it gets the suffix `-stray`.
 
         Called after InTheWay. Raises OSError.
         """
         if self.has_entries_of(key):
             self.remove_entries(key)
-        path = f"{self.path}/{key}"
-        stored_id = self._read_id(path, accept_damage=True)
-        if stored_id != topic_id and self._disk.exists(path):
-            stray = self._free_name(key, stored_id or topic_id, STRAY_SUFFIX)
-            # The directory usually belongs to a deleted topic. But it may also be the directory of this topic, with a
-            # damaged topic id. Therefore an error is logged.
-            logger.error("partition of another topic renamed path=%s as=%s", path, stray)
-            self._disk.rename(path, stray)
-            self._disk.sync_dir(self.path)
-
-    def _free_name(self, key: TopicPartition, topic_id: bytes, suffix: str) -> str:
-        name = f"{self.path}/{aside_stem(key)}.{uuid_text(topic_id)}"
-        number = 0
-        while self._disk.exists(path := f"{name}{f'_{number}' if number else ''}{suffix}"):
-            number += 1
-        return path
+        make_way(self._disk, self.path, key, topic_id)
 
     def retire(
         self, logs: Mapping[TopicPartition, tuple[bytes, PartitionLog | None]]
@@ -303,7 +283,7 @@ class DataDirectory:
             if log is not None:
                 log.close(clean=False)
             try:
-                path = self._put_aside(key, topic_id, is_open=log is not None)
+                path = put_aside(self._disk, self.path, key, topic_id, is_open=log is not None)
             except OSError as error:
                 # At the next start, a warning reports this directory as unknown. When a topic of the same name is
                 # created, the directory is renamed.
@@ -316,24 +296,6 @@ class DataDirectory:
         except OSError as error:
             first_error = first_error or error
         return retired, first_error
-
-    def _put_aside(self, key: TopicPartition, topic_id: bytes, *, is_open: bool) -> str | None:
-        """Rename the directory of a deleted partition. Returns the new path, or None if the caller has no directory to
-        remove: the directory does not exist, it belongs to another topic (then it keeps its name), or its topic id is
-        unreadable (then it gets the suffix `-stray`). Raises OSError.
-        """
-        path = f"{self.path}/{key}"
-        suffix = DELETE_SUFFIX
-        if not is_open:
-            stored_id = self._read_id(path, accept_damage=True)
-            if stored_id not in (None, UNREADABLE_ID, topic_id) or not self._disk.exists(path):
-                return None  # if it belongs to an older topic, `make_way` will rename it
-            if stored_id == UNREADABLE_ID:
-                suffix = STRAY_SUFFIX  # it may belong to another topic, so it must not be removed
-                logger.error("partition with an unreadable id renamed path=%s", path)
-        target = self._free_name(key, topic_id, suffix)
-        self._disk.rename(path, target)
-        return target if suffix == DELETE_SUFFIX else None
 
     def remove_entries(self, *keys: TopicPartition) -> None:
         """Remove the entries of these partitions from all checkpoints.
@@ -430,7 +392,7 @@ class DataDirectory:
         The entries are kept if a new partition has the same name. The directory is removed last. If the broker stops
         before that, the directory shows at the next start that the entries belong to a removed log, not to a lost one.
         """
-        stem = _stem_of_retired(path)
+        stem = stem_of_retired(path)
         key = None if stem is None else partition_of(stem)
         if key is not None and CUT_MARK in key.topic:
             key = next((partition for partition in self.entries() if aside_stem(partition) == stem), None)
@@ -473,7 +435,15 @@ class DataDirectory:
 
     def clean_offset(self, key: TopicPartition) -> int | None:
         """Return the offset up to which the partition is compacted, as the checkpoint on the disk states it; None if
-        the partition has no entry.
+        the partition has no entry. After a write that failed, this is the lower one of the two possible offsets, or
+        None if the disk possibly has no entry.
+        """
+        offsets = self._checkpoints[CLEANER_OFFSETS]
+        return offsets.certain(key) if isinstance(offsets, UncertainOffsets) else offsets.get(key)
+
+    def possible_clean_offset(self, key: TopicPartition) -> int | None:
+        """Return the highest clean offset of the partition that the checkpoint on the disk may have; None without one.
+        It differs from `clean_offset` only after a write that failed.
         """
         return self._checkpoints[CLEANER_OFFSETS].get(key)
 
@@ -486,20 +456,25 @@ class DataDirectory:
     def write_start_offsets(self, start_offsets: Mapping[TopicPartition, int]) -> None:
         """Persist start offsets before the log files below them are removed. Raises OSError.
 
-        If the disk is full, the checkpoint is removed, so that retention can free space. Without the checkpoint,
-        each log begins with its first file.
+        If the disk is full, the checkpoint is overwritten in place, because retention must be able to free space. If
+        this fails, too, the checkpoint is removed. Without the checkpoint, each log begins with its first file, so
+        records that DeleteRecords removed from this file would be back after a crash.
         """
         try:
             self._write(LOG_START_OFFSETS, _above_zero(self._with_preserved(start_offsets, self._start_offsets)))
         except OSError as error:
-            if error.errno not in TEMPORARY_ERRORS:
+            if error.errno not in FULL_DISK_ERRORS:
                 raise
-            path = f"{self.path}/{LOG_START_OFFSETS}"
-            if self._disk.exists(path):
+            path, latest = f"{self.path}/{LOG_START_OFFSETS}", self._latest[LOG_START_OFFSETS]
+            exists = self._disk.exists(path)
+            is_overwritten = exists and overwrite(self._disk, path, CheckpointText().format(latest, None))
+            if exists and not is_overwritten:
                 logger.warning("the disk is full, checkpoint removed path=%s", path)
                 self._disk.remove(path)
             self._disk.sync_dir(self.path)
             self._checkpoints.pop(LOG_START_OFFSETS, None)
+            if is_overwritten:
+                self._checkpoints[LOG_START_OFFSETS] = latest
 
     @property
     def is_behind(self) -> bool:
@@ -526,7 +501,11 @@ class DataDirectory:
             return
         if changed is None or changed:
             text = self._texts.setdefault(name, CheckpointText())
-            self._disk.write_atomic(f"{self.path}/{name}", text.format(offsets, changed))
+            try:
+                self._disk.write_atomic(f"{self.path}/{name}", text.format(offsets, changed))
+            except OSError:
+                self._checkpoints[name] = UncertainOffsets(written or {}, offsets)
+                raise
         # This assignment is necessary even if nothing was written: the next OffsetsCopy knows only its differences from
         # the OffsetsCopy `offsets`. With these differences, the CheckpointText formats only a part of its lines again.
         self._checkpoints[name] = offsets
@@ -558,7 +537,3 @@ def _acquire_lock(disk: "Disk", path: str) -> "Lock":
         raise DirectoryInUse(
             f"another broker runs in {path}: stop it, or choose another directory for this broker"
         ) from None
-
-
-def _stem_of_retired(path: str) -> str | None:
-    return retired_stem(path.rpartition("/")[2])

@@ -91,7 +91,7 @@ class PartitionLog:
         self.recovery = opened.report
         """The report of the recovery when the log was opened."""
         self._durability = Durability(disk, directory, opened)
-        self._retention = Retention(opened.segments, self._durability)
+        self._retention = Retention(disk, opened.segments, self._durability)
         self.failure: str | None = None
         """The reason why the log is permanently offline; None while the log is online."""
         self.on_io_failure: Callable[[PartitionLog, OSError], None] | None = None
@@ -436,10 +436,9 @@ class PartitionLog:
         return min(self.recovery_point, self._segments.items[self._segments.floor(offset)].base_offset, offset)
 
     def begin_cut(self, offset: int, *, empties: bool = False) -> Cut:
-        """Begin to remove every batch that contains `offset` or a later offset. With `empties`, remove all batches, and
-        begin an empty log at `offset`. Appends and reads are refused until `install_cut`. Before this call, the caller
-        has persisted `recovery_point_for_cut`. After it, the caller runs the cut on a thread, and then calls
-        `install_cut`, or `fail` if the run failed."""
+        """Begin to remove every batch that contains `offset` or a later offset. With `empties`, or if `offset` is below
+        the log start offset, begin an empty log at `offset`. Appends and reads are refused until `install_cut`. See
+        the module `cut` for what the caller persists. If the cut's run fails, the caller calls `fail`."""
         self.is_being_cut = True
         self._segments.active.size_limit = -1
         for segment in self._segments.items:
@@ -450,6 +449,7 @@ class PartitionLog:
             self.directory,
             self._segments,
             self._durability.snapshots,
+            self._retention,
             self.epochs,
             offset=offset,
             start_offset=self.log_start_offset,

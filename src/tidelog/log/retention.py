@@ -5,7 +5,8 @@ on the event loop.
     snapshot  (a thread)  if no durable producer snapshot includes the batches of these segments, a flush writes one
     take      (the loop)  segments leave the log; the log start offset moves
               (a thread)  the caller persists the log start offset
-    removal   (a thread)  files are renamed to .deleted and stay readable; they are removed after file.delete.delay.ms
+    removal   (a thread)  files are renamed to .deleted, durably, and stay readable; they are removed after
+                          file.delete.delay.ms
 
 Before a segment is taken from the log, a snapshot that includes its batches must be durable. Without it, a later
 restart or truncation of the log could not derive the producers from the remaining batches. Most logs have such a
@@ -13,7 +14,9 @@ snapshot, because one is written after each roll. `RetentionLimits.of` and `Rete
 exceptions.
 
 The start offset is durable before the first file is removed. So if the first segment begins above the start offset, the
-files before it were not removed by retention: they were lost.
+files before it were not removed by retention: they were lost. If the checkpoint of start offsets is missing, the first
+file says where the log begins. So the files of a segment are renamed only when the renames of older segments are
+durable: a power cut must not bring back an older segment before a gap.
 
 The age of a segment is measured from its largest record timestamp, or from the last change of its file if no record
 has a timestamp. The largest timestamp is stated in the headers of the batches. The headers are trusted if this
@@ -174,11 +177,18 @@ class Removal:
     repeated by the log's next removal.
     """
 
-    __slots__ = ("_to_remove", "_to_rename")
+    __slots__ = ("_directory", "_disk", "_to_remove", "_to_rename", "sync_failure")
 
-    def __init__(self, to_rename: list[RetiredSegments], to_remove: list[RetiredSegments]) -> None:
+    def __init__(
+        self, disk: "Disk", directory: str, to_rename: list[RetiredSegments], to_remove: list[RetiredSegments]
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
         self._to_rename = to_rename
         self._to_remove = to_remove
+        self.sync_failure: OSError | None = None
+        """The error of a sync. If it is not temporary, it is unknown which names the disk has, and the log must go
+        offline. (A repeated sync may succeed although the disk does not have the names.)"""
 
     @property
     def renames_files(self) -> bool:
@@ -192,11 +202,19 @@ class Removal:
         for retired in self._to_rename:
             for segment in retired.segments:
                 segment.rename_deleted()
+                self._sync()
             retired.renamed = True
         for retired in self._to_remove:
             while retired.segments:
                 retired.segments[-1].remove()
                 retired.segments.pop()
+
+    def _sync(self) -> None:
+        try:
+            self._disk.sync_dir(self._directory)
+        except OSError as error:
+            self.sync_failure = error
+            raise
 
 
 class RetentionLimits(NamedTuple):
@@ -225,9 +243,10 @@ class RetentionLimits(NamedTuple):
 class Retention:
     """The part of retention that runs on the loop, for the segments of one log."""
 
-    __slots__ = ("_durability", "_kept_on_full_disk", "_retired", "_segments")
+    __slots__ = ("_disk", "_durability", "_kept_on_full_disk", "_retired", "_segments")
 
-    def __init__(self, segments: "SegmentList", durability: "Durability") -> None:
+    def __init__(self, disk: "Disk", segments: "SegmentList", durability: "Durability") -> None:
+        self._disk = disk
         self._segments = segments
         self._durability = durability
         self._retired: list[RetiredSegments] = []
@@ -336,7 +355,19 @@ class Retention:
         self._retired = [retired for retired in self._retired if retired.segments]
         to_rename = [retired for retired in self._retired if not retired.renamed]
         to_remove = [retired for retired in self._retired if retired.due_ms <= now_ms]
-        return Removal(to_rename, to_remove) if to_rename or to_remove else None
+        if not (to_rename or to_remove):
+            return None
+        return Removal(self._disk, self._durability.directory, to_rename, to_remove)
+
+    def take_unrenamed(self) -> list["Segment"]:
+        """Return the retired segments whose files still have their final names. The caller removes the files. A
+        `Removal` that was returned before does not touch them any more, not even if it is run later.
+        """
+        unrenamed = [retired for retired in self._retired if not retired.renamed]
+        segments = [segment for retired in unrenamed for segment in retired.segments]
+        for retired in unrenamed:
+            retired.segments = []
+        return segments
 
     def retired(self) -> list["Segment"]:
         """Return the retired segments whose files still exist."""

@@ -14,6 +14,7 @@ from tidelog.pipelines.declarations import (
     TemporaryError,
     option_text,
 )
+from tidelog.pipelines.failures import TOPIC_REMEDY
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -153,7 +154,7 @@ class Topic:
                 place,
                 f.lit(" cannot be parsed: "),
                 f.col(f"{DECODED}.error"),
-                f.lit(". Set dead_letters='TOPIC' in the declaration to put such records aside"),
+                f.lit(TOPIC_REMEDY),
             )
             # The condition raises the error, or is true. It is a filter, and not a column, so that Spark cannot leave
             # it out when the pipeline's function uses no field of the record.
@@ -192,6 +193,8 @@ class Topic:
         else:
             raise PipelineError(f"pipeline {context.pipeline}: topic() without a name is only a sink; name a topic")
         begin = context.begin if context.begin is not None else self.begin
+        if not context.is_streaming and begin == "latest":
+            begin = "earliest"  # A sample that begins at the end would have no records.
         if isinstance(begin, int):
             options |= {"startingTimestamp": str(begin), "startingOffsetsByTimestampStrategy": "latest"}
         else:
@@ -203,6 +206,8 @@ class Topic:
         # --from overrides the declaration.
         is_overridden = context.begin is not None
         declared = {k: v for k, v in self.options.items() if not is_overridden or k.lower() not in STARTING_OPTIONS}
+        if not context.is_streaming:
+            declared = {k: v for k, v in declared.items() if k.lower() != "startingoffsets" or not begins_at_end(v)}
         return options | declared
 
     # The sink
@@ -242,6 +247,17 @@ class Topic:
             f"pipeline {context.pipeline}",
             f"or declare topic({name!r}, partitions=N) to create it",
         )
+
+
+def begins_at_end(starting_offsets: str) -> bool:
+    """Return whether the value of the option startingOffsets names the end of a partition: `latest`, or -1."""
+    if starting_offsets.strip().lower() == "latest":
+        return True
+    try:
+        partitions = list(json.loads(starting_offsets).values())
+        return any(-1 in each.values() for each in partitions)
+    except (ValueError, AttributeError):  # The Spark source raises the error.
+        return False
 
 
 def ensure_topic(
@@ -297,6 +313,10 @@ class OpenedTopic:
         column `key` is made of the key columns.
         """
         from pyspark.sql import functions as f
+        from pyspark.sql.types import StructType
+
+        from pyspark_tidelog.errors import SchemaError
+        from tidelog.pipelines.sinks.column_names import check_names
 
         topic, subject = self._topic, f"pipeline {self._context.pipeline}: {self._topic.describe()}"
         key_names = topic.key_names
@@ -313,6 +333,7 @@ class OpenedTopic:
                     " topic a format, for example value=json()"
                 )
             return batch if key is None else batch.withColumn("key", key)
+        check_names(batch.schema, subject)
         separate_names, value_names = topic.columns_apart_from_key(batch.columns)
         if key is None and "key" in batch.columns:
             key = _text(f.col("key")) if dict(batch.dtypes)["key"] != "binary" else f.col("key")
@@ -321,6 +342,12 @@ class OpenedTopic:
                 f"{subject}: all columns of the result ({', '.join(batch.columns)}) are written as key, headers or"
                 " topic, so nothing is left for the value: add a column"
             )
+        if (find_names := getattr(topic.value, "written_names", None)) is not None:
+            schema = StructType([field for field in batch.schema if field.name in value_names])
+            try:
+                value_names = find_names(schema)
+            except SchemaError as error:
+                raise PipelineError(f"{subject}: {error}") from error
         value = topic.value.encode(f.struct(*(f.col(_quoted(name)) for name in value_names)))
         if key is not None:
             # If all columns of the value are null, the row is a tombstone: it deletes its key in a compacted topic.
@@ -334,14 +361,16 @@ class OpenedTopic:
     def _key(self, batch: "DataFrame", names: Sequence[str]) -> "Column | None":
         from pyspark.sql import functions as f
 
+        from pyspark_tidelog.formats.json_format import json_text
+
         if not names:
             return None
         if len(names) == 1:
             name = names[0]
             kind = dict(batch.dtypes)[name]
             column = f.col(_quoted(name))
-            return column if kind == "binary" else _text(f.to_json(column) if kind.startswith("struct") else column)
-        return _text(f.to_json(f.struct(*(f.col(_quoted(name)) for name in names))))
+            return column if kind == "binary" else _text(json_text(column, {}) if kind.startswith("struct") else column)
+        return _text(json_text(f.struct(*(f.col(_quoted(name)) for name in names)), {}))
 
 
 def _text(column: "Column") -> "Column":

@@ -4,22 +4,30 @@ of the leader's log, the follower's log is made empty instead.
 No flush, retention, compaction swap or move of the same log may run during a cut. The steps of a cut are:
 
     freeze       no flush, retention or compaction swap begins; a move is stopped and is restarted after the cut
-    lower        a clean offset of compaction and a recovery point that are not above the cut are stored durably
+    sync         only if the log is made empty: the whole log becomes durable
+    checkpoint   offsets are stored durably with which the next start accepts the log in the middle of the cut
     cut          a thread cuts the files (log/cut.py)
+    start        only if the log was made empty: its new start offset is stored durably
     install      the log, the replica and the checkpoints receive the new end
+
+A log is also made empty if the cut is below its start offset, or inside the batch at its start offset.
 
 If the checkpoints cannot be stored, for example because the disk is full, the cut waits. Meanwhile the partition is not
 frozen, so that retention of the same partition can free space. Then the cut begins again with the first step. If the
-disk is full when the files are cut, only this step is repeated, since the log cannot be used in between.
+disk is full when the files are cut or the new start offset is stored, only this step is repeated, since the log cannot
+be used in between.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from tidelog.log.cut import end_of_cut
 from tidelog.log.errors import CorruptLog
-from tidelog.replication.descriptor_retry import RETRY_S, retry_without_descriptor
+from tidelog.log.segment import TEMPORARY_ERRORS
+from tidelog.replication.descriptor_retry import RETRY_S, lacks_descriptor, retry_without_descriptor
 from tidelog.replication.flusher import CHECKPOINTS_LANE
 from tidelog.replication.full_directories import NO_SPACE
 from tidelog.replication.replica import NO_EPOCH, CutEnded, CutTo
@@ -29,6 +37,8 @@ if TYPE_CHECKING:
     from tidelog.replication.partition import Partition
     from tidelog.replication.partitions import Partitions
     from tidelog.runtime.interfaces import Runtime
+
+T = TypeVar("T")
 
 logger = logging.getLogger("tidelog.partitions")
 
@@ -73,7 +83,7 @@ class Cuts:
         self._runtime = runtime
         self._partitions = partitions
         self._tasks: dict[Partition, asyncio.Task[None]] = {}
-        self._threads: dict[Partition, asyncio.Future[None]] = {}
+        self._threads: dict[Partition, asyncio.Future[Any]] = {}
         self._stopped = False
         self.on_cut: Callable[[Partition, int], None] | None = None
         """Called before a log is cut, with the partition and the offset of the cut."""
@@ -143,13 +153,51 @@ class Cuts:
                 return None
             if self.on_cut is not None:
                 self.on_cut(partition, effect.offset)
-            failure = await self._store_checkpoints(partition, effect)
+            prepared = await self._prepare(partition, effect)
+            if prepared is None or not self._may_continue(partition):
+                return None
+            failure = await self._store_checkpoints(partition, prepared)
             if failure is None and self._may_continue(partition):
-                await self._cut(partition, effect, waiting)
+                await self._cut(partition, prepared, waiting)
             return failure
         finally:
-            self._partitions.offsets.end_cut(partition)  # also if the log was not cut
+            self._partitions.offsets.end_cut(partition)
+            if not partition.deleted:
+                # If the log was not cut, the next checkpoint must contain its own offsets again.
+                self._partitions.update_offsets(partition)
             partition.thaw()
+
+    async def _prepare(self, partition: "Partition", effect: CutTo) -> CutTo | None:
+        """Find out whether the cut makes the log empty, and if so, make the whole log durable.
+
+        Returns the effect to carry out, or None if the partition has gone offline or was deleted, or if the broker
+        stops.
+        """
+        log = partition.log
+        try:
+            if not effect.empties:
+                step = partial(end_of_cut, log.segments, effect.offset, log.log_start_offset)
+                offset = await self._run_on_thread(partition, step)
+                effect = effect._replace(offset=offset, empties=offset < log.log_start_offset)
+            if effect.empties and log.durable_offset < log.log_end_offset:
+                plan = log.flush_plan()
+                try:
+                    await self._run_on_thread(partition, plan.run)
+                except OSError as error:
+                    if not lacks_descriptor(error):
+                        raise
+                    log.put_back(plan)  # the broker stops, or the partition is deleted
+                    return None
+                log.flushed(plan)
+        except (CorruptLog, OSError) as error:
+            self._fail(partition, effect, error)
+            return None
+        return effect
+
+    def _fail(self, partition: "Partition", effect: CutTo, error: Exception) -> None:
+        if not partition.deleted:
+            partition.log.fail(f"truncation to {effect.offset} failed: {error}", error)
+            partition.fail()
 
     async def _wait_for_checkpoints(
         self, partition: "Partition", effect: CutTo, failure: OSError, waiting: "_Waiting"
@@ -167,19 +215,17 @@ class Cuts:
             last_failure = await self._store_checkpoints(partition, effect, is_trial=True)
 
     async def _cut(self, partition: "Partition", effect: CutTo, waiting: "_Waiting") -> None:
-        """Cut the files, and report the end of the cut to the replica."""
-        offset = effect.offset
-        cut = partition.log.begin_cut(offset, empties=effect.empties)
+        """Cut the files, store the new start of the log, and report the end of the cut to the replica."""
+        cut = partition.log.begin_cut(effect.offset, empties=effect.empties)
         try:
-            while (failure := await self._run_on_thread(partition, cut)) is not None:
-                waiting.report(failure)
-                await self._runtime.tasks.sleep(RETRY_S)
-                if not self._may_continue(partition):
-                    raise failure
+            for step in (self._cut_files, self._store_new_start):
+                while (failure := await step(partition, cut)) is not None:
+                    waiting.report(failure)
+                    await self._runtime.tasks.sleep(RETRY_S)
+                    if not self._may_continue(partition):
+                        raise failure
         except (CorruptLog, OSError) as error:
-            if not partition.deleted:
-                partition.log.fail(f"truncation to {offset} failed: {error}", error)
-                partition.fail()
+            self._fail(partition, effect, error)
             return
         if not partition.deleted:
             partition.log.install_cut(cut)
@@ -193,8 +239,8 @@ class Cuts:
         """Persist a clean offset and a recovery point that are not above the cut. Returns the error if this fails, for
         example because the disk is full.
 
-        Before a log is made empty, its new log start offset is persisted and serves as the recovery point, too. If the
-        broker is then killed, its next start removes the records below that offset.
+        Before a log is made empty, a log start offset is persisted with which the next start accepts any part of the
+        log, and makes the log empty if a part is missing (log/cut.py).
 
         With `is_trial`, only find out whether this is possible. The partition is not frozen, and retention may raise
         its log start offset. So no new log start offset is stored, and the recovery point is lowered only in the
@@ -204,7 +250,8 @@ class Cuts:
         log = partition.log
         key, path = log.topic_partition, log.directory.rpartition("/")[0]
         try:
-            clean_offset = directories.clean_offset(key)
+            directory = directories.of(key)
+            clean_offset = None if directory is None else directory.possible_clean_offset(key)
             if clean_offset is not None and clean_offset > offset:
                 await self._runtime.tasks.run_blocking(
                     directories.write_cleaner_offsets, {key: offset}, lane=CHECKPOINTS_LANE
@@ -212,7 +259,8 @@ class Cuts:
                 if not self._may_continue(partition):
                     return None
             if effect.empties and not is_trial:
-                offsets.raise_start(partition, max(offset, log.log_start_offset))
+                start_offset = max(offset, log.log_start_offset)
+                offsets.set_for_cut(partition, min(log.durable_offset, start_offset), start_offset)
             else:
                 offsets.lower(partition, log.recovery_point_for_cut(offset))
             copies = offsets.copies()
@@ -229,20 +277,40 @@ class Cuts:
     def _may_continue(self, partition: "Partition") -> bool:
         return not (self._stopped or partition.deleted) and partition.log.failure is None
 
-    async def _run_on_thread(self, partition: "Partition", cut: "Cut") -> OSError | None:
+    async def _cut_files(self, partition: "Partition", cut: "Cut") -> OSError | None:
         """Cut the files. Returns the error if the disk was full: then the cut must be run again. Raises CorruptLog and
         any other OSError.
         """
-        work = retry_without_descriptor(self._runtime.tasks, lambda: self._may_continue(partition), cut.run)
-        running = self._threads[partition] = self._runtime.tasks.spawn(work, name="cut-files")
         try:
-            await asyncio.wait([running])
-        finally:
-            del self._threads[partition]
-        try:
-            running.result()  # raises the error of the thread, if there was one
+            await self._run_on_thread(partition, cut.run)
         except OSError as error:
             if error.errno in NO_SPACE:
                 return error
             raise
         return None
+
+    async def _store_new_start(self, partition: "Partition", cut: "Cut") -> OSError | None:
+        """If the log was made empty, persist where it begins now. Returns the error if this can be tried again. Raises
+        any other OSError.
+        """
+        if not cut.empties or partition.deleted:
+            return None
+        self._partitions.offsets.set_for_cut(partition, cut.end_offset, cut.start_offset)
+        failures = await self._runtime.tasks.run_blocking(
+            self._partitions.directories.try_checkpoints, *self._partitions.offsets.copies(), lane=CHECKPOINTS_LANE
+        )
+        failure = failures.get(partition.log.directory.rpartition("/")[0])
+        if failure is not None and failure.errno not in TEMPORARY_ERRORS:
+            raise failure
+        return failure
+
+    async def _run_on_thread(self, partition: "Partition", step: Callable[[], T]) -> T:
+        """Run a step that uses the files of the frozen partition. It is repeated while no file descriptor is free."""
+        work = retry_without_descriptor(self._runtime.tasks, lambda: self._may_continue(partition), step)
+        running = self._runtime.tasks.spawn(work, name="cut-files")
+        self._threads[partition] = running
+        try:
+            await asyncio.wait([running])
+        finally:
+            del self._threads[partition]
+        return running.result()  # raises the error of the thread, if there was one

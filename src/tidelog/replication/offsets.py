@@ -23,7 +23,7 @@ class Offsets:
         """Contains only offsets above 0, because the checkpoint omits the offset 0."""
         self._high_watermarks: dict[TopicPartition, int] = {}
         self._being_cut: dict[TopicPartition, None] = {}
-        """Partitions for which `lower` or `raise_start` was called. Until `end_cut`, `update` does not change their
+        """Partitions for which `lower` or `set_for_cut` was called. Until `end_cut`, `update` does not change their
         recovery points and log start offsets."""
         self._touched: dict[TopicPartition, None] = {}
         """Partitions whose offsets were set or removed since the last copies."""
@@ -34,12 +34,13 @@ class Offsets:
         """Store the partition's current offsets.
 
         A log start offset above the durable offset is not stored, since the log could end below it after a power cut.
-        The durable offset is stored instead.
+        The durable offset is stored instead. While a thread cuts the log, and after a cut that failed, the log's own
+        offsets do not describe its files: the offsets that were stored for the cut remain.
         """
         log = partition.log
         key = log.topic_partition
         self._touched[key] = None
-        if key not in self._being_cut:
+        if key not in self._being_cut and not log.is_being_cut:
             self._recovery_points[key] = log.recovery_point
             self._set_start(key, min(log.log_start_offset, log.durable_offset))
         self._high_watermarks[key] = partition.high_watermark
@@ -58,14 +59,10 @@ class Offsets:
         self._touched[key] = self._being_cut[key] = None
         self._recovery_points[key] = recovery_point
 
-    def raise_start(self, partition: "Partition", start_offset: int) -> None:
-        """Store `start_offset` as log start offset and as recovery point, before the log is made empty. `update` does
-        not change these two offsets until `end_cut`.
-        """
-        key = partition.log.topic_partition
-        self._touched[key] = self._being_cut[key] = None
-        self._recovery_points[key] = start_offset
-        self._set_start(key, start_offset)
+    def set_for_cut(self, partition: "Partition", recovery_point: int, start_offset: int) -> None:
+        """Store these offsets of a log that is being made empty. `update` does not change them until `end_cut`."""
+        self.lower(partition, recovery_point)
+        self._set_start(partition.log.topic_partition, start_offset)
 
     def end_cut(self, partition: "Partition") -> None:
         """Let `update` change the recovery point and the log start offset again."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.log.errors import CorruptLog
 from tidelog.log.record_times import RecordTimes, find_times_in_child
+from tidelog.log.segment import TEMPORARY_ERRORS
 from tidelog.replication.flusher import CHECKPOINTS_LANE
 from tidelog.runtime.interfaces import WorkEnded
 from tidelog.wire.errors import StorageError
@@ -74,6 +75,10 @@ class RetentionPasses:
                     try:
                         await self._partitions.run_file_work(removal.run)
                     except Exception as failure:
+                        sync_failure = removal.sync_failure
+                        if sync_failure is not None and sync_failure.errno not in TEMPORARY_ERRORS:
+                            reason = f"sync failed: {sync_failure}"
+                            log.fail(reason, sync_failure)
                         self._report_failure(partition, failure)
             await self._runtime.tasks.sleep(0)
 

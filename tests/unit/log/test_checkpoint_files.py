@@ -1,5 +1,7 @@
 """Checkpoint files: Kafka's text formats, and errors with their position."""
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,14 +12,18 @@ from tidelog.log.checkpoints import (
     format_epochs,
     format_partition_metadata,
     format_properties,
+    overwrite,
     parse_epochs,
     parse_offsets,
     parse_partition_metadata,
+    read_offsets,
     read_properties,
 )
 from tidelog.log.errors import CorruptLog
 from tidelog.model.ids import TopicPartition
+from tidelog.simulation.disk import SimDisk
 
+PATH = "/data/log-start-offset-checkpoint"
 OFFSETS = {TopicPartition("orders", 0): 12, TopicPartition("a.b-c_d", 11): 9_000_000_000}
 
 
@@ -129,3 +135,38 @@ def test_only_changed_entries_are_formatted() -> None:
     data = text.format(second, second.changes_since(first))
     assert CountedName.formatted == 1
     assert data == CheckpointText().format(second, None)
+
+
+@pytest.mark.parametrize("entries", [1, 60])
+def test_a_crash_while_a_checkpoint_is_overwritten_leaves_no_wrong_offset(entries: int) -> None:
+    """The file has its old or its new content, or counts as damaged."""
+    disk = SimDisk(rng=random.Random(1))
+    disk.make_dirs("/data")
+    old = {TopicPartition("orders", index): 7 + 3 * index for index in range(entries)}
+    new = {TopicPartition("orders", index): 8 + 97 * index for index in range(entries)}
+    disk.write_atomic(PATH, CheckpointText().format(old, None))
+    rng = random.Random(1)
+    survivors: list[SimDisk] = []
+    disk.on_operation = lambda _operation, _path: survivors.extend(disk.power_cut(rng) for _ in range(20))
+    overwrite(disk, PATH, CheckpointText().format(new, None))
+    disk.on_operation = None
+    assert read_offsets(disk, PATH) == read_offsets(disk.power_cut(rng), PATH) == new
+    found = []
+    for survivor in survivors:
+        try:
+            found.append(read_offsets(survivor, PATH))
+            assert found[-1] in (old, new)
+        except CorruptLog:
+            found.append(None)
+    assert all(content in found for content in (old, None, new))
+
+
+def test_a_checkpoint_can_be_overwritten_if_the_disk_is_full() -> None:
+    disk = SimDisk(rng=random.Random(1))
+    disk.make_dirs("/data")
+    disk.write_atomic(PATH, b"0\n1\norders 0 12\n")
+    disk.limit_space(disk.medium.used_bytes())
+    overwrite(disk, PATH, b"0\n1\norders 0 34\n")
+    assert disk.read(PATH) == b"0\n1\norders 0 34\n"
+    overwrite(disk, PATH, b"0\n1\norders 0 5\n")
+    assert disk.read(PATH) == b"0\n1\norders 0 5\n"

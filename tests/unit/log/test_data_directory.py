@@ -394,6 +394,32 @@ def test_on_a_full_disk_the_start_offsets_give_way_to_what_makes_room(disk: SimD
     assert read_offsets(disk, STARTS) == {KEY: 2}
 
 
+def test_on_a_full_disk_the_start_offsets_are_overwritten_in_place(disk: SimDisk) -> None:
+    """The checkpoint also has the start offsets of other logs, whose records DeleteRecords has removed."""
+    directory = DataDirectory.open(disk, "/data")
+    other = TopicPartition("payments", 0)
+    directory.write_start_offsets({KEY: 1, other: 5})
+    disk.fail("create", "*.tmp", errno.ENOSPC, times=1 << 30)
+    directory.write_start_offsets({KEY: 2, other: 5})
+    assert read_offsets(disk.power_cut(random.Random(1)), STARTS) == {KEY: 2, other: 5}
+    assert not directory.is_behind
+    disk.repair()
+    directory.write_start_offsets({KEY: 3, other: 5})
+    assert read_offsets(disk.power_cut(random.Random(1)), STARTS) == {KEY: 3, other: 5}
+
+
+def test_without_a_descriptor_the_start_offsets_stay(disk: SimDisk) -> None:
+    """Retention then waits: it frees no descriptor."""
+    directory = DataDirectory.open(disk, "/data")
+    directory.write_start_offsets({KEY: 1})
+    disk.fail("create", "*.tmp", errno.EMFILE)
+    with pytest.raises(OSError, match="open files"):
+        directory.write_start_offsets({KEY: 2})
+    assert read_offsets(disk, STARTS) == {KEY: 1}
+    directory.write_start_offsets({KEY: 2})
+    assert read_offsets(disk, STARTS) == {KEY: 2}
+
+
 def test_a_log_from_another_directory_is_told_of_beside_all_others_though_the_disk_was_full(disk: SimDisk) -> None:
     directory = DataDirectory.open(disk, "/data")
     log = segmented(directory)
@@ -457,7 +483,7 @@ def test_a_topic_of_the_longest_name_is_deleted_and_made_anew(disk: SimDisk) -> 
     disk = disk.kill()
     directory = DataDirectory.open(disk, "/data")
     disk.repair()
-    assert set(read_offsets(disk, RECOVERY) or {}) == {*keys, other}
+    assert set(read_offsets(disk, "/data/recovery-point-offset-checkpoint") or {}) == {*keys, other}
     for key in keys:
         with pytest.raises(InTheWay):
             directory.open_partition(*key, OTHER_ID, LogConfig(), NOW_MS)
@@ -465,7 +491,7 @@ def test_a_topic_of_the_longest_name_is_deleted_and_made_anew(disk: SimDisk) -> 
         directory.empty_retired(path)
         directory.remove_retired(path)
     assert directory.retired() == []
-    assert set(read_offsets(disk, RECOVERY) or {}) == {other}
+    assert set(read_offsets(disk, "/data/recovery-point-offset-checkpoint") or {}) == {other}
     assert read_records(directory.open_partition(*other, TOPIC_ID, LogConfig(), NOW_MS)) == [(0, b"old")]
     assert [directory.open_partition(*key, OTHER_ID, LogConfig(), NOW_MS).log_end_offset for key in keys] == [0, 0]
     directory.release()
@@ -560,3 +586,52 @@ def test_compaction_makes_holes_that_are_no_damage(disk: SimDisk) -> None:
     log.reader.may_have_holes = True
     log.configure(LogConfig())
     assert [offset for offset, _ in read_records(log)] == [0, 1, 4, 5]
+
+
+def test_a_checkpoint_whose_write_failed_after_the_rename_is_written_again(disk: SimDisk) -> None:
+    """Otherwise the next topic of this name would find the entry that the write left on the disk."""
+    directory = DataDirectory.open(disk, "/data")
+    checkpoint(directory)
+    log = open_orders(directory)
+    for _ in range(5):
+        append(log, b"x")
+    flush(log)
+    disk.fail("sync_dir", "/data", errno.ENOSPC)
+    with pytest.raises(OSError, match="No space"):
+        directory.write_checkpoints({KEY: 5}, {}, {KEY: 5})
+    assert read_offsets(disk, "/data/recovery-point-offset-checkpoint") == {KEY: 5}, (
+        "the new file is there, but its name is possibly not durable"
+    )
+    assert directory.is_behind
+    assert directory.has_entries_of(KEY)
+    retire(directory, log)
+    assert read_offsets(disk, "/data/recovery-point-offset-checkpoint") == {}
+    new = directory.open_partition("orders", 0, OTHER_ID, LogConfig(), NOW_MS, new=True)
+    append(new, b"new")
+    directory = DataDirectory.open(disk.kill(), "/data")
+    assert directory.open_partition("orders", 0, OTHER_ID, LogConfig(), NOW_MS).log_end_offset == 1
+
+
+def test_after_a_failed_write_both_possible_clean_offsets_are_known(disk: SimDisk) -> None:
+    """Compaction needs an entry that certainly is on the disk; a cut lowers every entry that may be there."""
+    directory = DataDirectory.open(disk, "/data")
+
+    def fail_to_write(offset: int) -> None:
+        disk.fail("sync_dir", "/data", errno.ENOSPC)
+        with pytest.raises(OSError, match="No space"):
+            directory.write_cleaner_offsets({KEY: offset})
+
+    def offsets() -> tuple[int | None, int | None]:
+        return directory.clean_offset(KEY), directory.possible_clean_offset(KEY)
+
+    fail_to_write(3)
+    assert offsets() == (None, 3)
+    directory.write_cleaner_offsets({KEY: 3})
+    assert offsets() == (3, 3)
+    fail_to_write(7)
+    assert offsets() == (3, 7)
+    fail_to_write(5)
+    assert offsets() == (3, 7)
+    directory.write_cleaner_offsets({KEY: 5})
+    assert offsets() == (5, 5)
+    assert read_offsets(disk, "/data/cleaner-offset-checkpoint") == {KEY: 5}

@@ -8,6 +8,7 @@ import pytest
 
 from log_harness import NOW_MS, LogOnDisk, make_batch
 from tidelog.log.leader_epochs import EpochEnd
+from tidelog.simulation.disk import SimDisk
 
 BATCH_BYTES = len(make_batch(b"00"))
 
@@ -168,3 +169,38 @@ def test_silent_producers_are_forgotten_with_it() -> None:
     assert list(on.log.producers.entries) == [4]
     on.retain(NOW_MS + 1000)
     assert list(on.log.producers.entries) == []
+
+
+@pytest.mark.parametrize("policy", ["delete", "compact,delete"])
+def test_a_power_cut_while_files_are_renamed_leaves_no_gap_even_without_the_start_offset(policy: str) -> None:
+    """On a full disk, the checkpoint of start offsets may be missing. Then a log begins with its first file."""
+    on = segmented(cleanup_policy=policy, retention_bytes=BATCH_BYTES)
+    on.log.lacks_snapshot(10)
+    on.flush()
+    rng = random.Random(1)
+    survivors: list[SimDisk] = []
+    on.disk.on_operation = lambda _operation, _path: survivors.extend(on.disk.power_cut(rng) for _ in range(6))
+    on.retain(NOW_MS)
+    survivors.extend(on.disk.power_cut(rng) for _ in range(20))
+    starts = []
+    for disk in survivors:
+        after = LogOnDisk.__new__(LogOnDisk)
+        after.config, after.disk, after.now_ms = on.config, disk, on.now_ms
+        after.disk = disk
+        start = after.bases()[0]
+        after.open(clean=False, recovery_point=10, log_start_offset=start)
+        assert after.records() == [(n, b"%02d" % n) for n in range(start, 10)]
+        starts.append(start)
+    assert set(starts) == {0, 3, 6, 9}
+    assert set(starts[-20:]) == {9}, "the renames are durable when the removal ends"
+
+
+def test_a_removal_syncs_only_if_it_renames_files() -> None:
+    on = segmented(retention_bytes=BATCH_BYTES, file_delete_delay_ms=1000)
+    operations: list[str] = []
+    on.disk.on_operation = lambda operation, _path: operations.append(operation)
+    on.retain(NOW_MS)
+    assert operations.count("sync_dir") == 3, "once for each segment"
+    operations.clear()
+    on.retain(NOW_MS + 1000)
+    assert set(operations) == {"remove"}

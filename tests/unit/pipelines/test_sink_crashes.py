@@ -24,7 +24,7 @@ from sinks_harness.trials import (
     crash_at,
     opened,
 )
-from tidelog.pipelines.declarations import PipelineError
+from tidelog.pipelines.declarations import PipelineError, TemporaryError
 from tidelog.pipelines.sinks import targets, written_files
 from tidelog.pipelines.sinks.delta import OpenedDelta, delta
 from tidelog.pipelines.sinks.directory import DirectoryTarget
@@ -175,7 +175,7 @@ def test_a_crash_between_two_renames(tmp_path: Path, monkeypatch: Any) -> None:
 
 
 STORES = [
-    lambda directory, bucket: LocalStore(str(directory)),
+    lambda directory, bucket: LocalStore(str(directory), "trial"),
     lambda directory, bucket: IcebergStore(str(directory), (), "iceberg"),
     lambda directory, bucket: DeltaStore(bucket.url("t"), tuple(bucket.server.options.items()), "delta"),
     lambda directory, bucket: Objects(bucket.url("t"), tuple(bucket.server.options.items()), "parquet"),
@@ -214,8 +214,8 @@ def test_a_task_that_fails_removes_its_files(
 def test_a_file_that_cannot_be_completed_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     rows = [pa.RecordBatch.from_pydict({"n": [1]})]
-    with pytest.raises(OSError, match="No space left"):
-        list(write_task(iter(rows), LocalStore(str(tmp_path)), Layout()))
+    with pytest.raises(TemporaryError, match="No space left"):
+        list(write_task(iter(rows), LocalStore(str(tmp_path), "trial"), Layout()))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -91,14 +91,16 @@ def test_new_fields_are_an_error_without_evolve(table: Table) -> None:
         ([{"a": "x"}], pa.struct([pa.field("a", pa.string())]), r"column s\.a is int in the table and string in the"),
         (["x"], pa.string(), "column s is struct in the table and string in the rows"),
         ([[{"a": 1}]], pa.list_(WITH_A), "column s is struct in the table and array<struct<a:int>> in the rows"),
-        ([{"A": 1}], pa.struct([pa.field("A", pa.int32())]), r"column s\.A of the rows differs only in case from a "),
+        (
+            [{"A": 1}],
+            pa.struct([pa.field("A", pa.int32())]),
+            r"column s\.A of the rows differs only in case from (s\.)?a ",
+        ),
     ],
 )
 def test_other_types_in_structs_are_an_error(table: Table, values: list[Any], kind: pa.DataType, message: str) -> None:
     table.write(rows(0, [{"a": 1}], WITH_A))
-    if table.kind == "iceberg":
-        if "differs only in case" in message:
-            pytest.skip("names of Iceberg's columns may differ in case only")
+    if table.kind == "iceberg" and "differs only in case" not in message:
         message = "the columns of the rows do not fit the table"
     with pytest.raises(PipelineError, match=message):
         table.write(rows(1, values, kind))

@@ -26,6 +26,7 @@ class Partition:
         self.recovery_point = self.durable_offset = rng.randrange(2, 5)
         self.log_start_offset = rng.randrange(3)
         self.high_watermark = rng.randrange(5)
+        self.is_being_cut = False
 
 
 def files(disk: SimDisk) -> list[dict[TopicPartition, int]]:
@@ -63,7 +64,10 @@ def test_every_write_that_succeeds_leaves_all_offsets_on_the_disk(seed: int) -> 
         elif action == 7:
             offsets.copies()  # the thread that should write them was cancelled
         elif action == 8:
-            disk.fail("create", f"*{rng.choice(NAMES)}*", errno.ENOSPC)
+            if rng.random() < 0.5:
+                disk.fail("create", f"*{rng.choice(NAMES)}*", errno.ENOSPC)
+            else:  # the new file has its name, but possibly not durably
+                disk.fail("sync_dir", "/data", errno.ENOSPC, skip=rng.randrange(3))
             with contextlib.suppress(OSError):  # nothing fails if that file has not changed
                 directory.write_checkpoints(*offsets.copies())
             disk.repair()

@@ -117,7 +117,7 @@ class OpenedDelta:
         if is_url(sink.location):
             self._store = DeltaStore(sink.location, sink.options, sink.describe())
         else:
-            self._store = LocalStore(sink.location)
+            self._store = LocalStore(sink.location, sink.describe())
 
     def check_table(self) -> None:
         """Raise PipelineError if the table exists and cannot be used, for example because its partition columns are

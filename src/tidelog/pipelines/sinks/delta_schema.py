@@ -4,6 +4,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from tidelog.pipelines.declarations import PipelineError
+from tidelog.pipelines.sinks.column_names import check_names
 from tidelog.pipelines.sinks.keyed_rows import DELETED
 from tidelog.pipelines.sinks.written_files import WrittenFile
 
@@ -37,11 +38,7 @@ def stored_schema(rows: "DataFrame", sink: str) -> "pa.Schema":
                 f"{sink}: column {column.name} has or contains the type {found[0]}, which a Delta table cannot store:"
                 " cast it to another type"
             )
-    seen: dict[str, str] = {}
-    for name in stored.names:
-        if name.lower() in seen:
-            raise PipelineError(f"{sink}: the columns {seen[name.lower()]} and {name} differ only in case: rename one")
-        seen[name.lower()] = name
+    check_names(stored, sink)
     schema = arrow_schema(stored)
     return pa.schema([field.with_type(utc_type(field.type)).with_nullable(True) for field in schema])
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidelog.pipelines.sinks.stores import LocalStore, Store, create_directory, sync_directory
+from tidelog.pipelines.sinks.stores import LocalStore, Store, create_directory, disk_errors, sync_directory
 from tidelog.pipelines.sinks.targets import CONTROL, Entry, FileTarget
 
 
@@ -21,7 +21,7 @@ class DirectoryTarget(FileTarget):
 
     @property
     def store(self) -> Store:
-        return LocalStore(self.location)
+        return LocalStore(self.location, self.sink)
 
     def _read_manifest(self, batch_id: int) -> str | None:
         try:
@@ -35,6 +35,10 @@ class DirectoryTarget(FileTarget):
         return max((each.name for each in manifests if each.name > newest), default=None)
 
     def _publish(self, files: list[Entry]) -> str | None:
+        with disk_errors(self.sink, self.root):
+            return self._rename(files)
+
+    def _rename(self, files: list[Entry]) -> str | None:
         changed: dict[Path, None] = {}
         for file in files:
             target = self.root / file["name"]
@@ -52,8 +56,12 @@ class DirectoryTarget(FileTarget):
 
     def _decide(self, batch_id: int, text: str) -> None:
         manifest = self.root / self._manifest(batch_id)
+        with disk_errors(self.sink, manifest):
+            self._create(manifest, text)
+
+    def _create(self, manifest: Path, text: str) -> None:
         create_directory(manifest.parent)
-        temporary = manifest.parent / f"{batch_id}-{uuid.uuid4().hex}.tmp"
+        temporary = manifest.parent / f"{manifest.stem}-{uuid.uuid4().hex}.tmp"
         try:
             with open(temporary, "x") as stream:
                 stream.write(text)
@@ -62,7 +70,7 @@ class DirectoryTarget(FileTarget):
             with suppress(FileExistsError):
                 manifest.hardlink_to(temporary)
         finally:
-            temporary.unlink()
+            temporary.unlink(missing_ok=True)  # the file does not exist if it could not be created
         sync_directory(manifest.parent)
 
     def _remove_attempts(self, batch_id: int) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext, option_text
+from tidelog.pipelines.sinks.column_names import check_names
 from tidelog.pipelines.sinks.extras import load
 from tidelog.pipelines.sinks.parquet import OpenedDirectory, file_location, file_target, refuse_storage_options
 from tidelog.pipelines.sinks.written_files import Layout
@@ -111,6 +112,9 @@ class OpenedFiles:
     def write(self, batch: "DataFrame", batch_id: int) -> None:
         from pyspark.sql import functions
 
+        from pyspark_tidelog.formats.csv_format import csv_line
+        from pyspark_tidelog.formats.json_format import json_text
+
         sink, options = self.sink, dict(self.sink.options)
         directory = self.directory
         if sink.format == "lines":
@@ -119,11 +123,13 @@ class OpenedFiles:
                 raise PipelineError(f"{sink.describe()}: files of lines need one column of type string, not {types}")
             lines = batch
         elif sink.format == "json":
-            lines = batch.select(functions.to_json(functions.struct("*"), options).alias("line"))
+            check_names(batch.schema, sink.describe())
+            lines = batch.select(json_text(functions.struct("*"), options).alias("line"))
         else:
-            lines = batch.select(functions.to_csv(functions.struct("*"), options).alias("line"))
             if any(name.lower() == "header" and value.lower() == "true" for name, value in options.items()):
+                check_names(batch.schema, sink.describe())
                 directory = replace(directory, layout=replace(directory.layout, header=csv_header(batch, options)))
+            lines = batch.select(csv_line(functions.struct("*"), options).alias("line"))
         directory.write(lines, batch_id)
 
     def close(self) -> None:
@@ -138,8 +144,8 @@ def csv_header(batch: "DataFrame", options: Mapping[str, str]) -> str:
     """
     from pyspark.sql import functions
 
+    from pyspark_tidelog.formats.csv_format import csv_line
+
     names = [functions.lit(name).alias(f"name_{number}") for number, name in enumerate(batch.columns)]
-    [[line]] = (
-        batch.sparkSession.sql("select 1").select(functions.to_csv(functions.struct(*names), dict(options))).collect()
-    )
+    [[line]] = batch.sparkSession.sql("select 1").select(csv_line(functions.struct(*names), options)).collect()
     return str(line)

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 from pyspark_tidelog.errors import counted
 from pyspark_tidelog.http_requests import Limits, RequestFailed, send
 from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext, TemporaryError
+from tidelog.pipelines.sinks.column_names import check_names
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -174,9 +175,8 @@ class OpenedHttp:
     query: str
 
     def write(self, batch: "DataFrame", batch_id: int) -> None:
-        from pyspark.sql import functions
-
-        bodies = batch.select(functions.to_json(functions.struct("*")).alias("body"))
+        check_names(batch.schema, self.sink.describe())
+        bodies = json_bodies(batch)
         # The division into requests depends only on the rows, so a repeated micro-batch has the same requests.
         ordered = bodies.repartition(self.sink.requests_at_once, "body").sortWithinPartitions("body")
         request, rows_per_request, prefix = self.sink.request, self.sink.rows_per_request, f"{self.query}-{batch_id}"
@@ -192,6 +192,15 @@ class OpenedHttp:
 
     def close(self) -> None:
         pass
+
+
+def json_bodies(batch: "DataFrame") -> "DataFrame":
+    """Return the rows as JSON texts, in the column `body`."""
+    from pyspark.sql import functions
+
+    from pyspark_tidelog.formats.json_format import json_text
+
+    return batch.select(json_text(functions.struct("*"), {}).alias("body"))
 
 
 def send_rows(

@@ -22,6 +22,7 @@ from tidelog.pipelines.sinks.written_files import Layout, check_partition_column
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
+    from pyiceberg.schema import Schema
     from pyiceberg.table import Table, Transaction
     from pyspark.sql import DataFrame
 
@@ -48,7 +49,8 @@ def iceberg(
 
     As a sink: the namespace and the table are created by the first micro-batch; `partition_by` names the columns by
     whose values the table is partitioned. Rows are appended; with the output mode `complete`, each micro-batch
-    replaces all rows. With `evolve`, new columns of the rows are added to the table; without it, they are an error.
+    replaces all rows. With `evolve`, new columns of the rows are added to the table, and columns are widened, as from
+    int to long; without it, these are errors.
 
     As a source: the rows of the table. A stream also reads the rows that are appended to the table later.
     """
@@ -217,7 +219,7 @@ class OpenedIceberg:
 
         schema = stored_schema(rows, self._sink.describe())
         if table is None:
-            check_partition_columns(rows, self._sink.partition_by, self._sink.describe())
+            check_partition_columns(rows, self._sink.partition_by, self._sink.describe(), may_be_all=True)
             table = self._create(schema)
         self._check_partitions(table)
         transaction = table.transaction()
@@ -226,11 +228,30 @@ class OpenedIceberg:
                 update.union_by_name(schema)
         except (ValueError, ValidationError) as error:
             raise self._error(f"the columns of the rows do not fit the table: {error}") from error
-        # Names of fields in structs, such as s.b, are names of columns too.
-        added = sorted({*transaction.table_metadata.schema().column_names} - {*table.schema().column_names})
-        if added and not self._sink.evolve:
-            raise self._error(f"the table has no column {', '.join(added)}; iceberg(..., evolve=True) adds columns")
+        self._check_changes(table.schema(), transaction.table_metadata.schema())
         return transaction.commit_transaction()
+
+    def _check_changes(self, before: "Schema", after: "Schema") -> None:
+        """Raise PipelineError unless the schema of the table may become `after`."""
+        from tidelog.pipelines.sinks.delta_schema import differs_in_case
+
+        # Names of fields in structs, such as s.b, are names of columns too.
+        added = sorted({*after.column_names} - {*before.column_names})
+        lower = {name.lower(): name for name in before.column_names}
+        for name in added:
+            if name.lower() in lower:
+                raise differs_in_case(self._sink.describe(), name, lower[name.lower()])
+        if self._sink.evolve:
+            return
+        if added:
+            raise self._error(f"the table has no column {', '.join(added)}; iceberg(..., evolve=True) adds columns")
+        for name in before.column_names:
+            old, new = before.find_type(name), after.find_type(name)
+            if old.is_primitive and old != new:
+                raise self._error(
+                    f"column {name} is {old} in the table and {new} in the rows: cast it; iceberg(..., evolve=True)"
+                    " widens the column of the table"
+                )
 
     def _check_partitions(self, table: "Table") -> None:
         """Raise PipelineError if the declaration names other partition columns than those of the table."""

@@ -47,8 +47,7 @@ class KeyedRows:
         if self.delete is not None:
             deleted = functions.coalesce(functions.expr(self.delete).cast("boolean"), functions.lit(False))
         rows = batch.withColumn(DELETED, deleted)
-        if self.delete in batch.columns:
-            rows = rows.drop(self.delete)
+        rows = rows.drop(*columns_named(self.delete or "", batch.columns))
         if self.order_by is not None:
             keys = [functions.col(f"`{name}`") for name in self.key]
             newest_first = Window.partitionBy(*keys).orderBy(functions.col(f"`{self.order_by}`").desc_nulls_last())
@@ -56,6 +55,16 @@ class KeyedRows:
             rows = rows.withColumn(position, functions.row_number().over(newest_first))
             return rows.where(f"{position} = 1").drop(position)
         return rows
+
+
+def columns_named(condition: str, names: Sequence[str]) -> list[str]:
+    """Return the column that `condition`, in Spark's SQL, consists of, as one of `names`. Return an empty list if the
+    condition is more than a column. As in Spark, the case of names does not matter, and they may be in backticks.
+    """
+    text = condition.strip()
+    if len(text) > 1 and text[0] == text[-1] == "`":
+        text = text[1:-1].replace("``", "`")
+    return [name for name in names if name.lower() == text.lower()]
 
 
 def repeated(sink: str, key: Sequence[str], values: Sequence[object]) -> PipelineError:

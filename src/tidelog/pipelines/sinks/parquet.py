@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext
 from tidelog.pipelines.sinks.bucket import OBJECT_BYTES_MAX, BucketTarget
+from tidelog.pipelines.sinks.column_names import check_names
 from tidelog.pipelines.sinks.directory import DirectoryTarget
 from tidelog.pipelines.sinks.extras import load
 from tidelog.pipelines.sinks.object_errors import refuse_credentials
@@ -106,6 +107,8 @@ class OpenedDirectory:
         self.target.remove_old_manifest(batch_id)
 
     def _write_files(self, batch: "DataFrame", batch_id: int) -> None:
+        if self.layout.encoding == "parquet":
+            check_names(batch.schema, self.target.sink)
         staging = self.target.staging(batch_id)
         size_max = OBJECT_BYTES_MAX if isinstance(self.target, BucketTarget) else None
         layout = replace(self.layout, directory=staging, file_bytes_max=size_max)

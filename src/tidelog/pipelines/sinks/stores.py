@@ -1,5 +1,6 @@
 """Places for the files of a sink. The driver creates a store, and Spark pickles it for the executors."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from tidelog.pipelines.declarations import TemporaryError
 from tidelog.pipelines.sinks.object_errors import store_errors
+
+DISK_REMEDIES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space, or raise the quota",
+    errno.EACCES: "permit the user of the pipeline to write there",
+    errno.EPERM: "permit the user of the pipeline to write there",
+    errno.EROFS: "mount the file system for writing",
+}
+"""What to do after an error of a file system, by its number."""
 
 
 class Store(Protocol):
@@ -29,16 +40,19 @@ class LocalStore:
 
     root: str
     """Absolute path."""
+    label: str
+    """The name of the sink in error messages, for example `parquet /data/sales`."""
 
     @contextmanager
     def create(self, path: str) -> Iterator[IO[bytes]]:
         file = Path(self.root) / path
-        create_directory(file.parent)
-        with open(file, "xb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        sync_directory(file.parent)
+        with disk_errors(self.label, file):
+            create_directory(file.parent)
+            with open(file, "xb") as stream:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+            sync_directory(file.parent)
 
     def remove(self, path: str) -> None:
         (Path(self.root) / path).unlink(missing_ok=True)
@@ -104,8 +118,26 @@ def is_url(path: str) -> bool:
 
 
 def local_path(path: str) -> str:
-    """Return the absolute path of a local path or a file:// URL."""
-    return str(Path(path.removeprefix("file://")).absolute())
+    """Return the absolute path of a local path or a URL such as `file:///lake` or `file:/lake`.
+
+    A percent sign in a URL stands for itself, as in Spark's paths: there, `file:///a%20b` is the directory `a%20b`.
+    """
+    if path.startswith("file:/"):
+        path = path.removeprefix("file:").removeprefix("//")
+    return str(Path(path).absolute())
+
+
+@contextmanager
+def disk_errors(label: str, path: Path) -> Iterator[None]:
+    """Raise TemporaryError in place of OSError: often, such an error names neither the file nor the sink. `label` is
+    the name of the sink or source, and `path` is what the block writes.
+    """
+    try:
+        yield
+    except OSError as error:
+        remedy = DISK_REMEDIES.get(error.errno or 0, "check the file system")
+        place = error.filename if isinstance(error.filename, str) else path
+        raise TemporaryError(f"{label}: {error.strerror or error}, at {place}: {remedy}") from error
 
 
 def create_directory(directory: Path) -> None:

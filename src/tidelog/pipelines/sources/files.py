@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from pyspark_tidelog.formats.base import with_defaults
 from tidelog.pipelines.declarations import PipelineError, SourceContext, refused_begin
 from tidelog.pipelines.failures import first_line
 
@@ -22,6 +23,9 @@ ANY_AGE = "365000d"
 STRICT = {"mode": "FAILFAST"}
 """With this option, a line that is not JSON or CSV, or does not fit the schema, causes an error. By default, Spark
 would read such a line as a row of nulls."""
+CHECKED_HEADER = {"enforceSchema": "false"}
+"""With this option, Spark compares the first line of each CSV file with the columns. By default it ignores the names
+there, and reads the columns of a file by their position, also if the file has them in another order."""
 SETS_MALFORMED = ("mode", "columnnameofcorruptrecord")
 """Options, in lower case, that determine how Spark treats malformed lines."""
 CORRUPT_RECORD = "_corrupt_record"
@@ -44,6 +48,8 @@ def load_files(
 
     if kind in ("json", "csv") and not _sets_malformed(schema, options):
         options = STRICT | dict(options)
+    if kind == "csv" and any(name.lower() == "header" and text.lower() == "true" for name, text in options.items()):
+        options = with_defaults(options, CHECKED_HEADER)
     if not context.is_streaming:
         reader = context.spark.read.format(kind).options(**options)
         try:

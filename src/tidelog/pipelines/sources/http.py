@@ -26,8 +26,10 @@ from pyspark.sql.types import StructType
 
 from pyspark_tidelog.formats import json as json_format
 from tidelog.pipelines.declarations import PipelineError, SourceContext, interval_s, refused_begin
+from tidelog.pipelines.failures import HTTP_REMEDY
 from tidelog.pipelines.sinks.http import Http, Paging, Request
-from tidelog.pipelines.sinks.stores import create_directory, local_path, sync_directory
+from tidelog.pipelines.sinks.stores import create_directory, disk_errors, local_path, sync_directory
+from tidelog.pipelines.sources.json_texts import element_texts, parse_float, with_escapes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -77,9 +79,7 @@ def load_http(source: Http, context: SourceContext) -> "DataFrame":
     message = functions.concat(
         functions.lit(f"pipeline {context.pipeline}: a record of {source.describe()} cannot be parsed: "),
         functions.col("decoded.error"),
-        functions.lit(
-            ". Leave out schema, and parse the column 'value' in the pipeline's function, to put such records aside"
-        ),
+        functions.lit(HTTP_REMEDY),
     )
     # The check is a filter and not a column, because Spark does not compute a column that the pipeline's function does
     # not use.
@@ -92,7 +92,7 @@ def load_http(source: Http, context: SourceContext) -> "DataFrame":
 @dataclass(frozen=True)
 class Page:
     records: list[str]
-    """As JSON texts."""
+    """As JSON texts, as the endpoint has written them: numbers have all their digits."""
     cursor: Any
     """The cursor of the next page; None if the answer has none."""
 
@@ -118,7 +118,8 @@ class Endpoint:
         url = urlunsplit(parts._replace(query=query))
         content = self.request.send(url, "GET", None, {"Accept": "application/json"})
         try:
-            answer = json.loads(content)
+            document = content.decode(json.detect_encoding(content), "surrogatepass")
+            answer = json.loads(document, parse_float=parse_float)
         except ValueError as error:
             raise PipelineError(f"{place}: the answer is not JSON: {error}") from error
         records = nested(answer, paging.records) if paging.records else answer
@@ -135,7 +136,7 @@ class Endpoint:
             next_cursor = nested(records[-1], paging.cursor_field)
             if next_cursor is None:
                 raise PipelineError(f"{place}: the last record has no field {paging.cursor_field}")
-        return Page([json.dumps(record, ensure_ascii=False) for record in records], next_cursor)
+        return Page(element_texts(document, paging.records), next_cursor)
 
 
 def nested(value: Any, path: str) -> Any:
@@ -232,7 +233,7 @@ class Staging:
         """Write a new file with a temporary name, and return its path."""
         temporary = self._directory / f"{uuid.uuid4().hex}.tmp"
         try:
-            with open(temporary, "x") as stream:
+            with disk_errors("http(): a page cannot be stored", temporary), open(temporary, "x") as stream:
                 json.dump(content, stream)
                 stream.flush()
                 os.fsync(stream.fileno())
@@ -309,7 +310,8 @@ class HttpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         self._staging.check(end)
         pages = range(start["page"] + 1, end["page"] + 1)
-        return [Records(self._staging.load(number)["records"]) for number in pages]
+        # Pages that an earlier version has stored may contain lone surrogates.
+        return [Records([with_escapes(text) for text in self._staging.load(number)["records"]]) for number in pages]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[str]]:
         assert isinstance(partition, Records)
