@@ -292,7 +292,7 @@ class OpenedTopic:
         """Whether the number of the first micro-batch of this run was compared with those in the cluster."""
 
     def write(self, batch: "DataFrame", batch_id: int) -> None:
-        topic = self._topic
+        topic, rows = self._topic, self._encoded(batch)
         if topic.exactly_once and not self._is_checked:
             sink = f"pipeline {self._context.pipeline}: {topic.describe()}"
             check_newest(topic.bootstrap or self._context.bootstrap, sink, self._context.query, batch_id)
@@ -302,7 +302,7 @@ class OpenedTopic:
             options["topic"] = topic.names[0]
         if topic.exactly_once:
             options |= exactly_once_options(self._context.query, batch_id)
-        self._encoded(batch).write.format("tidelog").mode("append").options(**(options | dict(topic.options))).save()
+        rows.write.format("tidelog").mode("append").options(**(options | dict(topic.options))).save()
 
     def close(self) -> None:
         pass

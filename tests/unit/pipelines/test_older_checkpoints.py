@@ -43,8 +43,9 @@ def test_a_pipeline_is_refused(query: Query) -> None:
         check_newest(query.bootstrap, "topic t", query.name, number)
     context: Any = SimpleNamespace(bootstrap=query.bootstrap, query=query.name, pipeline="p")
     message = rf"contains micro-batch 2 of query {query.name}, but .* continues with micro-batch 1, .* replay NAME"
+    rows: Any = SimpleNamespace(columns=["value"])
     with pytest.raises(PipelineError, match=rf"^pipeline p: topic {query.topic}: the target {message}"):
-        OpenedTopic(topic(query.topic), context).write(MagicMock(), 1)
+        OpenedTopic(topic(query.topic), context).write(rows, 1)
 
 
 def test_dead_letters_are_refused(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
