@@ -11,7 +11,8 @@ from pyspark_tidelog.plan import OffsetRange
 from pyspark_tidelog.topic_pattern import TopicPattern
 from tidelog.client.cluster import Topic
 from tidelog.client.operations import EARLIEST, LATEST, ListedOffset
-from tidelog.model.ids import TopicPartition
+from tidelog.model.ids import NO_TOPIC_ID, TopicPartition
+from tidelog.wire.errors import UnknownTopicOrPartition
 
 logger = logging.getLogger("tidelog.spark")
 
@@ -34,6 +35,9 @@ class Lookup:
         self._subscription = subscription
         self._isolation = isolation
         self._pattern = TopicPattern(subscription.pattern)
+        self.topic_ids: dict[str, str] = {}
+        """The ids of the topics, as hexadecimal texts, from the last answer for each topic. A topic of a broker that
+        does not send ids is not in it."""
 
     def partitions(self) -> list[TopicPartition]:
         """Return the partitions that the subscription matches now. A pattern never matches an internal topic. The
@@ -49,7 +53,37 @@ class Lookup:
         else:
             public = {name: topic for name, topic in self._brokers.all_topics().items() if not topic.internal}
             topics = {name: public[name] for name in self._pattern.topics_among(public)}
+        self._store_ids(topics)
         return [TopicPartition(name, number) for name in sorted(topics) for number in topics[name].leaders]
+
+    def look_up_ids(self, names: Iterable[str]) -> None:
+        """Update `topic_ids` for these topics. Raises UnknownTopicOrPartition if one of them does not exist."""
+        self._store_ids(self._brokers.topics(sorted(names)))
+
+    def is_selected(self, partition: TopicPartition) -> bool:
+        """Return whether the subscription matches the partition, if the partition exists."""
+        subscription = self._subscription
+        if subscription.partitions:
+            return partition in subscription.partitions
+        if subscription.topics:
+            return partition.topic in subscription.topics
+        return partition.topic in self._pattern.topics_among([partition.topic])
+
+    def existing_topic(self, name: str) -> Topic | None:
+        """Return a topic, or None if it does not exist. The request names it, and is repeated before the answer that
+        the topic does not exist is accepted: not every broker knows each topic at once.
+        """
+        try:
+            topics = self._brokers.topics([name])
+        except UnknownTopicOrPartition:
+            return None
+        self._store_ids(topics)
+        return topics[name]
+
+    def _store_ids(self, topics: Mapping[str, Topic]) -> None:
+        self.topic_ids |= {
+            name: topic.topic_id.hex() for name, topic in topics.items() if topic.topic_id != NO_TOPIC_ID
+        }
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> Offsets:
         return self._everywhere(partitions, EARLIEST)
@@ -86,6 +120,8 @@ class Lookup:
         else:
             timestamps = bound.timestamps
             _must_name(option + "ByTimestamp", timestamps, partitions)
+        # The ends are requested first: a record that arrives between the two requests is then after the end, and read.
+        ends = self.latest(timestamps) if bound.latest_if_none else {}
         offsets = self._list(timestamps)
         without_record = [tp for tp, offset in offsets.items() if offset < 0]
         if without_record and not bound.latest_if_none:
@@ -93,7 +129,7 @@ class Lookup:
                 f"{describe(without_record)}: no record has the starting timestamp or a later one; "
                 "set option startingOffsetsByTimestampStrategy=latest to begin at the end of such partitions"
             )
-        return offsets | self.latest(without_record)
+        return offsets | {tp: ends[tp] for tp in without_record}
 
     def _everywhere(self, partitions: Iterable[TopicPartition], timestamp: int) -> Offsets:
         return self._list(dict.fromkeys(partitions, timestamp))

@@ -16,6 +16,9 @@ BEGINNINGS = "@begun"
 """The key of an additional entry in the position of a streaming query (see `stream_reader`): the offsets from which a
 micro-batch reads partitions that its start position does not contain. It is not a legal name of a topic, because it
 contains an @."""
+TOPIC_IDS = "@ids"
+"""The key of another additional entry: the id of each topic, as hexadecimal text. It is missing in a position that an
+earlier version of this source or Spark's Kafka source has stored, and with brokers that do not send ids."""
 
 Offsets: TypeAlias = dict[TopicPartition, int]
 
@@ -131,8 +134,13 @@ def from_json_object(document: Mapping[str, Mapping[str, int]]) -> Offsets:
 
 
 def offsets_of(position: Mapping[str, Any]) -> Offsets:
-    """Return the offsets in the position of a streaming query, without the entry with the key BEGINNINGS."""
-    return from_json_object({topic: values for topic, values in position.items() if topic != BEGINNINGS})
+    """Return the offsets in the position of a streaming query, without the additional entries."""
+    return from_json_object({topic: values for topic, values in position.items() if is_topic(topic)})
+
+
+def is_topic(key: str) -> bool:
+    """Return whether a key in the position of a streaming query is a topic, and not that of an additional entry."""
+    return not key.startswith("@")
 
 
 def describe(partitions: Iterable[TopicPartition]) -> str:

@@ -7,6 +7,9 @@ then mean another offset. Therefore the end also records the beginnings of the m
 It records them for each partition that the start of the micro-batch does not name. In the first micro-batch these
 are all partitions. In later micro-batches these are new partitions and the partitions of new topics. Thus a replay
 reads the same offsets.
+
+An offset has a meaning only in the topic in which it was read. So the end also records the ids of the topics, under the
+key TOPIC_IDS.
 """
 
 import time
@@ -26,7 +29,7 @@ from pyspark_tidelog.batch_reader import read_partition, spark_partitions
 from pyspark_tidelog.connecting import connect
 from pyspark_tidelog.group_offsets import COMMIT_TIMEOUT_MS, GroupOffsets
 from pyspark_tidelog.lookup import Lookup, loss_reporter, without_lost
-from pyspark_tidelog.offsets import BEGINNINGS, Offsets, Specific, offsets_of, to_json_object
+from pyspark_tidelog.offsets import BEGINNINGS, TOPIC_IDS, Offsets, Specific, offsets_of, to_json_object
 from pyspark_tidelog.options import ReadOptions
 from pyspark_tidelog.plan import OffsetRange, limited_ends
 from tidelog.client.blocking import Client
@@ -63,6 +66,10 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest: Offsets | None = None
         self._target: Offsets | None = None
         self._batch_ended_at = float("-inf")
+        self._reported: set[TopicPartition] = set()
+        """Lost partitions for which `latestOffset` has logged a warning."""
+        self._has_checked_ids = False
+        """Whether this reader has compared the ids of the topics with those of a position."""
         self._group = GroupOffsets(options.group_id, self._connect_for_group) if options.group_id else None
 
     def initialOffset(self) -> dict[str, Any]:
@@ -92,6 +99,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # The beginnings are looked up before the ends, because an end must not be lower than its beginning.
         beginnings = self._initial_offsets() if is_first_batch else {}
         latest = self._target if self._target is not None else self._look_up_latest()
+        read, latest = self._checked(start, read, latest)
         if new_partitions := [tp for tp in latest if tp not in read and tp not in beginnings]:
             beginnings |= self._lookup().earliest(new_partitions)
         begin = read | {tp: offset for tp, offset in beginnings.items() if tp in latest}
@@ -102,7 +110,12 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         self._batch_ended_at = time.monotonic()
         beginnings = {tp: begin[tp] for tp in end if tp not in read}
-        return to_json_object(end) | ({BEGINNINGS: to_json_object(beginnings)} if beginnings else {})
+        ids = {topic: topic_id for topic, topic_id in self._topic_ids().items() if topic in {tp.topic for tp in end}}
+        return (
+            to_json_object(end)
+            | ({BEGINNINGS: to_json_object(beginnings)} if beginnings else {})
+            | ({TOPIC_IDS: dict(sorted(ids.items()))} if ids else {})
+        )
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the ends of the partitions from the last lookup, for the progress report of the query."""
@@ -115,8 +128,10 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         deleted.
         """
         ends = offsets_of(end)
-        begin = offsets_of(end.get(BEGINNINGS, {})) | offsets_of(start)
-        for tp in [tp for tp in begin if tp not in ends]:
+        # The beginnings come last: they also name partitions of a topic that was created again.
+        begin = offsets_of(start) | offsets_of(end.get(BEGINNINGS, {}))
+        self._check_replayed(end, begin)
+        for tp in [tp for tp in begin if tp not in ends and tp not in self._reported]:
             self._report(f"{tp} no longer exists; it was read up to offset {begin[tp]}")
         earliest = self._lookup().earliest([tp for tp in ends if begin.get(tp) != ends[tp]])
         # A partition may have no beginning here if the checkpoint was written by Spark's own Kafka source, which reads
@@ -124,6 +139,83 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         requested = [OffsetRange(*tp, begin.get(tp, earliest.get(tp, end)), end) for tp, end in ends.items()]
         ranges = without_lost(requested, earliest, self._report)
         return spark_partitions(ranges, self._options)
+
+    def _checked(self, start: dict[str, Any], read: Offsets, latest: Offsets) -> tuple[Offsets, Offsets]:
+        """Compare the positions with the topics that exist, and report what is lost. Return `read` and `latest`.
+
+        A broker that does not know a topic or its new partitions yet may have answered. If the plan left these
+        partitions out, their positions would be lost. So the topics of partitions that `latest` lacks are requested by
+        name. A topic never has fewer partitions than before: a partition that the second answer lacks, too, keeps its
+        position.
+
+        A topic with another id than in `start` is another topic: the results have no position in it, as in a new one.
+        """
+        self._has_checked_ids = True
+        lookup = self._lookup()
+        missing = [tp for tp in read if tp not in latest]
+        selected = {tp.topic for tp in missing if lookup.is_selected(tp)}
+        topics = {name: lookup.existing_topic(name) for name in sorted(selected)}
+        others = self._other_topics(start.get(TOPIC_IDS, {}))
+        for topic in others:
+            last = max((offset for tp, offset in read.items() if tp.topic == topic), default=0)
+            self._report(_other_topic(topic, f"it was read up to offset {last}"))
+        read = {tp: offset for tp, offset in read.items() if tp.topic not in others}
+        kept, known = {}, []
+        for tp in missing:
+            found = topics.get(tp.topic)
+            if tp.topic in others:
+                continue
+            if found is None:
+                cause = "no longer exists" if tp.topic in topics else "is no longer selected by the options"
+                self._report(f"{tp} {cause}; it was read up to offset {read[tp]}")
+                self._reported.add(tp)
+                continue
+            kept[tp] = read[tp]
+            if tp.partition in found.leaders:
+                known.append(tp)
+        if not kept:
+            return read, latest
+        complete = latest | kept | lookup.latest(known)
+        if self._target is not None:
+            self._target = complete
+        self._latest = complete
+        return read, complete
+
+    def _topic_ids(self) -> dict[str, str]:
+        """Return the ids of the topics by name. The brokers may not send any."""
+        lookup = self._lookup()
+        if not lookup.topic_ids:
+            self._look_up_assigned()
+        return lookup.topic_ids
+
+    def _look_up_assigned(self) -> None:
+        """Look up the ids of the topics of the option `assign`. Other lookups of partitions include the ids."""
+        if assigned := self._options.subscription.partitions:
+            self._lookup().look_up_ids({tp.topic for tp in assigned})
+
+    def _check_replayed(self, end: dict[str, Any], begin: Offsets) -> None:
+        """Before the first plan of this reader, report topics that have other ids now. This plan may have been made by
+        another run. `latestOffset` checks the ids for later plans.
+        """
+        if self._has_checked_ids:
+            return
+        self._has_checked_ids = True
+        topics = {tp.topic for tp, offset in offsets_of(end).items() if begin.get(tp) != offset}
+        known = {topic: topic_id for topic, topic_id in end.get(TOPIC_IDS, {}).items() if topic in topics}
+        if known:
+            self._lookup().look_up_ids(known)
+        for topic in self._other_topics(known):
+            self._report(_other_topic(topic, "a planned micro-batch reads the earlier one"))
+
+    def _other_topics(self, known: dict[str, str]) -> list[str]:
+        """Return the topics whose ids are not the known ones. A second answer must confirm it."""
+        if not known:
+            return []
+        lookup, ids = self._lookup(), self._topic_ids()
+        others = [topic for topic, topic_id in known.items() if ids.get(topic, topic_id) != topic_id]
+        if others:
+            lookup.look_up_ids(others)
+        return [topic for topic in others if lookup.topic_ids[topic] != known[topic]]
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         return read_partition(self._options, self._columns, partition)
@@ -189,6 +281,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         now = time.monotonic()
         if now - self._discovered_at >= age_max_s:
             self._partitions = self._lookup().partitions()
+            self._look_up_assigned()
             self._discovered_at = now
         return self._partitions
 
@@ -211,3 +304,12 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._client = connect(self._options)
             self._connected_lookup = Lookup(self._client, self._options.subscription, self._options.fetch.isolation)
         return self._connected_lookup
+
+
+def _other_topic(topic: str, position: str) -> str:
+    """Return the description of a loss: the name stands for another topic than before."""
+    return (
+        f"topic {topic} was deleted and created again, or the brokers are those of another cluster: its id has changed,"
+        f" so the position in it has no meaning ({position}). Begin with a new checkpoint; in a pipeline: tidelog"
+        " pipeline replay NAME --from TIME"
+    )

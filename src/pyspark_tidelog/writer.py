@@ -87,7 +87,9 @@ class _Writer:
         results = _task_results(messages)
         if results:
             with connect(self._options) as client:
-                commit_batch(client, results[0].identity, results, self._options.transaction_timeout_ms)
+                is_streaming = self._options.identity is None
+                timeout_ms = self._options.transaction_timeout_ms
+                commit_batch(client, results[0].identity, results, timeout_ms, is_streaming=is_streaming)
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Abort the transactions of the tasks, in the driver, or commit them if a decision lists them. Do nothing

@@ -160,9 +160,12 @@ class Query:
     def run_tasks(self, batch: int, tasks: Sequence[Sequence[str]]) -> list[TaskResult]:
         return [self.run_task(batch, number, values) for number, values in enumerate(tasks)]
 
-    def commit(self, batch: int, results: Sequence[TaskResult], client: Client | None = None) -> None:
+    def commit(
+        self, batch: int, results: Sequence[TaskResult], client: Client | None = None, *, is_streaming: bool = False
+    ) -> None:
+        timeout_ms = self.options(batch).transaction_timeout_ms
         with client or Client(self.bootstrap) as driver:
-            commit_batch(driver, self.identity(batch), results, self.options(batch).transaction_timeout_ms)
+            commit_batch(driver, self.identity(batch), results, timeout_ms, is_streaming=is_streaming)
 
     def abort(self, batch: int, results: Sequence[TaskResult]) -> None:
         with Client(self.bootstrap) as driver:

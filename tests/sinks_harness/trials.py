@@ -6,8 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import pytest
+
 from sinks_harness.rows import Rows
-from tidelog.pipelines.declarations import Opened, Sink, SinkContext, Source, SourceContext
+from tidelog.pipelines.declarations import Opened, PipelineError, Sink, SinkContext, Source, SourceContext
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -73,6 +75,26 @@ def check_written_once(target: SinkTarget) -> None:
     assert target.ids() == list(range(80))
     target.open(query="query-2").write(Rows.numbers(80, 90), 0)
     assert target.ids() == list(range(90))
+
+
+def check_older_checkpoint(target: SinkTarget) -> None:
+    """Continue with an older copy of the checkpoint: the micro-batches that follow have the old numbers, and new rows.
+    They must be refused, and not be taken for the micro-batches that were written.
+    """
+    sink = target.open()
+    for batch in range(5):
+        sink.write(Rows.numbers(2 * batch, 2 * batch + 2), batch)
+    before = target.ids()
+    message = (
+        r"contains micro-batch 4 of query \S*query-1, but .* continues with micro-batch 2, .* pipeline replay NAME"
+    )
+    for restored in (sink, target.open()):
+        with pytest.raises(PipelineError, match=message):
+            restored.write(Rows.numbers(1000, 1100), 2)
+    target.open().write(Rows.numbers(8, 10), 4)
+    assert target.ids() == before
+    target.open().write(Rows.numbers(10, 12), 5)
+    assert target.ids() == list(range(12))
 
 
 def check_two_drivers(

@@ -52,13 +52,21 @@ def read_decision(client: Client, identity: BatchIdentity) -> Decision:
         return decode(identity.query, client.offsets_with_metadata(group_of(identity.query), require_stable=False))
 
 
-def commit_batch(client: Client, identity: BatchIdentity, results: Sequence[TaskResult], timeout_ms: int) -> None:
+def commit_batch(
+    client: Client,
+    identity: BatchIdentity,
+    results: Sequence[TaskResult],
+    timeout_ms: int,
+    *,
+    is_streaming: bool = False,
+) -> None:
     """Decide that the transactions of these tasks belong to the micro-batch, and commit them. Before that, finish an
     earlier decision.
 
     If the earlier decision already covers the micro-batch, it remains the last decision. Then the transactions of these
     tasks are aborted, except for those that the earlier decision lists. `timeout_ms` is the timeout of the tasks'
-    transactions. Raises WriteError, and ProducerFenced if another driver of the query decides at the same time.
+    transactions. `is_streaming`: Spark chose the number, so no micro-batch is repeated after a later one. Raises
+    WriteError, and ProducerFenced if another driver of the query decides at the same time.
     """
     own = _transactions(results)
     decider = _Decider(client, identity, timeout_ms)
@@ -68,7 +76,7 @@ def commit_batch(client: Client, identity: BatchIdentity, results: Sequence[Task
         decider.mark_finished()
         undecided = [each.producer for each in own if each not in earlier.transactions]
         _log_failed_aborts(lambda: client.end_transactions(undecided, commit=False))
-        _check_left_out(identity, earlier, results)
+        _check_left_out(identity, earlier, results, is_streaming)
         return
     written = earlier.transactions if earlier.state is State.PARTIAL else ()
     if written:
@@ -246,13 +254,20 @@ def _transactions(results: Iterable[TaskResult]) -> list[TaskTransaction]:
     return [result.transaction for result in results if result.transaction is not None]
 
 
-def _check_left_out(identity: BatchIdentity, last: Decision, results: Sequence[TaskResult]) -> None:
+def _check_left_out(identity: BatchIdentity, last: Decision, results: Sequence[TaskResult], is_streaming: bool) -> None:
     """Raise WriteError if the micro-batch was never written and is left out now, because a micro-batch with a higher
-    number was written before.
+    number was written before. In a stream, every micro-batch with rows may be such a one.
     """
     rows = sum(result.rows for result in results)
     if identity.batch == last.batch or not rows:
         return
+    if is_streaming:
+        raise WriteError(
+            f"{identity} is not written, and its {rows} rows may not be in the topic: batch {last.batch} of this query "
+            "was written before it, so the checkpoint is older than the topic, or a second job with the same checkpoint"
+            " has overtaken this one. Restore the newest state of the checkpoint, or begin with a new checkpoint, which"
+            " writes the rows again"
+        )
     if last.was_skipped(identity.batch):
         raise WriteError(
             f"{identity} is not written, and its {rows} rows are not in the topic: batch {last.batch} was written "

@@ -14,6 +14,7 @@ from tidelog.cli.errors import CommandError, UsageError, raise_together
 from tidelog.cli.tables import Column, Table, print_json, print_notes, print_table
 from tidelog.cli.when import NotATimeError, duration_text, parse_time_ms
 from tidelog.model.addresses import host_port_text
+from tidelog.pipelines.begins import check_begin
 from tidelog.pipelines.declarations import Pipeline, PipelineError
 from tidelog.pipelines.loading import load
 from tidelog.pipelines.state import DEFAULT_STATE, PipelineState, stored_pipelines
@@ -372,11 +373,13 @@ def reset_command(name: Name, state: StateOption = DEFAULT_STATE, yes: Yes = Fal
 
 
 def begin_again(state: PipelineState, begin: str | int | None, *, forget: bool = False) -> None:
-    """Remove the checkpoints. If `forget` is False, store where the next run begins. Raises PipelineError if the
-    pipeline is running.
+    """Remove the checkpoints. If `forget` is False, store where the next run begins. Raises PipelineError, and removes
+    nothing, if the pipeline is running, or if a source cannot begin there.
     """
     state.lock()
     try:
+        if begin is not None:
+            check_begin(state.pipeline, state.accepted_begins(), begin)
         state.reset()
         if not forget:
             state.create_identity(begin)

@@ -14,9 +14,9 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pyspark_tidelog.offsets import BEGINNINGS
+from pyspark_tidelog.offsets import BEGINNINGS, is_topic
 from tidelog.pipelines.declarations import PipelineError, SourceContext
-from tidelog.pipelines.topics import DECODED, Topic, exactly_once_options
+from tidelog.pipelines.topics import DECODED, Topic, check_newest, exactly_once_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -61,6 +61,8 @@ class DeadLetters:
         self._positions = positions
         self._counts = counts
         self._last_planned = last_planned_batch(checkpoint)
+        self._checked: set[str] = set()
+        """The sources for which the number of a micro-batch was compared with those in the cluster."""
 
     def write(self, batch_id: int) -> int:
         """Write the dead letters of a micro-batch that the sink has written already. Return their number."""
@@ -93,7 +95,12 @@ class DeadLetters:
             observation, f.count(f.lit(1)).alias("count")
         )
         options = {"kafka.bootstrap.servers": self._context.bootstrap, "topic": self._topic}
-        options |= exactly_once_options(f"{self._query}.dead-letters.{parameter}", batch_id)
+        query = f"{self._query}.dead-letters.{parameter}"
+        if parameter not in self._checked:
+            sink = f"pipeline {self._context.pipeline}: dead letters of source {parameter} in topic {self._topic}"
+            check_newest(self._context.bootstrap, sink, query, batch_id)
+            self._checked.add(parameter)
+        options |= exactly_once_options(query, batch_id)
         letters.write.format("tidelog").mode("append").options(**options).save()
         return int(observation.get["count"])
 
@@ -169,13 +176,13 @@ def micro_batch_ranges(checkpoint: Path, batch_id: int, positions: Sequence[str 
         ranges[parameter] = {
             topic: {
                 partition: (
-                    begin.get(topic, {}).get(partition, first_offsets.get(topic, {}).get(partition, last)),
+                    first_offsets.get(topic, {}).get(partition, begin.get(topic, {}).get(partition, last)),
                     last,
                 )
                 for partition, last in parts.items()
             }
             for topic, parts in end.items()
-            if topic != BEGINNINGS
+            if is_topic(topic)
         }
     return ranges
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 OUTPUT_MODES = ("append", "update", "complete")
 """Spark's output modes: new rows only, changed rows, or all rows of the result after each micro-batch."""
+BEGINS = ("earliest", "latest", "time")
+"""Where a query without a checkpoint may begin. A source that cannot begin everywhere has an attribute `begins` with
+some of these values."""
 
 
 @dataclass(frozen=True)

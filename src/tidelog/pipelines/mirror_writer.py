@@ -24,6 +24,7 @@ from tidelog.pipelines.mirror_offsets import (
 )
 from tidelog.pipelines.mirror_store import MirrorStore, Plan, Position
 from tidelog.pipelines.mirror_topics import MirrorTopics
+from tidelog.pipelines.sinks.batch_numbers import is_written
 from tidelog.wire.errors import ApiError
 
 if TYPE_CHECKING:
@@ -165,7 +166,8 @@ class MirrorWriter:
 
     def _write(self, batch: "DataFrame", position: Position) -> None:
         stored = self._store.position
-        if stored is not None and stored.query == self._query and stored.batch >= position.batch:
+        newest = stored.batch if stored is not None and stored.query == self._query else None
+        if is_written(f"mirror {self._mirror.name}", self._query, newest, position.batch):
             return
         self._partition_counts = self._matcher.topics(self._source)
         self._topics.follow(self._partition_counts)

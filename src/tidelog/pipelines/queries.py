@@ -27,6 +27,7 @@ from tidelog.pipelines.declarations import (
 from tidelog.pipelines.failures import as_exception, cause_text, first_line
 from tidelog.pipelines.loading import send_functions_by_value
 from tidelog.pipelines.plan_sources import QuerySource, in_reports, loads_of, sources_of_query, streams_with_option
+from tidelog.pipelines.query_names import query_names
 from tidelog.pipelines.state import Identity, PipelineState
 from tidelog.pipelines.status import QueryStatus, update_from_progress
 from tidelog.pipelines.stopping import SPARK_STOP_MAX_S, STOP_MAX_S, NotStopped, call_all, is_stop_timeout
@@ -287,7 +288,8 @@ def start_queries(
 
     Raises PipelineError. If starting a query fails, the queries that were started before it are stopped.
     """
-    places = checked_checkpoints(pipeline, run, state, identity, partial(has_offsets, session))
+    names = query_names(pipeline, state, identity)
+    places = checked_checkpoints(names, run, state, identity, partial(has_offsets, session))
     # Must precede the loading of the sources: a value format may be a class that is defined in the pipeline's file.
     send_functions_by_value(pipeline)
     context = SourceContext(session, run.bootstrap, pipeline.name, is_streaming=True, begin=identity.begin)
@@ -320,11 +322,11 @@ def start_queries(
     results = results_of(pipeline, frames)
     refuse_shared_pages(pipeline, results)
     letters_of_sink = _letters_of_sinks(pipeline, results, letter_loads, state, identity)
+    state.store_query_names(identity, names)
     running: list[RunningQuery] = []
     try:
         for sink_name, frame in results.items():
-            query = query_name(pipeline, sink_name, identity)
-            sink_context = SinkContext(session, run.bootstrap, pipeline.name, query, pipeline.output_mode)
+            sink_context = SinkContext(session, run.bootstrap, pipeline.name, names[sink_name], pipeline.output_mode)
             running.append(
                 _start_query(
                     pipeline,
@@ -349,29 +351,23 @@ def start_queries(
     return running
 
 
-def query_name(pipeline: Pipeline, sink: str, identity: Identity) -> str:
-    """Return the identifier of the query that writes to this sink (see `SinkContext.query`)."""
-    if list(pipeline.sinks) == [pipeline.name]:
-        return f"{pipeline.name}.{identity.id}"
-    return f"{pipeline.name}.{sink}.{identity.id}"
-
-
 def checked_checkpoints(
-    pipeline: Pipeline,
+    names: Mapping[str, str],
     run: RunContext,
     state: PipelineState,
     identity: Identity,
     has_offsets: Callable[[str], bool],
 ) -> dict[str, str]:
-    """Return the path or URI of the checkpoint of each query, by the name of its sink.
+    """Return the path or URI of the checkpoint of each query, by the name of its sink. `names` has the identifiers of
+    the queries, also by the names of the sinks.
 
     Raises PipelineError if one of them is lost (see `PipelineState.check_checkpoint`).
     """
     places = {}
-    for sink in pipeline.sinks:
+    for sink, name in names.items():
         places[sink] = str(state.checkpoint(identity, sink))
         if run.checkpoints is not None:
-            places[sink] = f"{run.checkpoints}/{query_name(pipeline, sink, identity)}"
+            places[sink] = f"{run.checkpoints}/{name}"
         state.check_checkpoint(identity, sink, run.checkpoints, places[sink], has_offsets)
     return places
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from tidelog.pipelines.begins import begins_of
 from tidelog.pipelines.checkpoints import place_of_checkpoints, remove_with_spark
 from tidelog.pipelines.declarations import Pipeline, PipelineError
 from tidelog.pipelines.failures import cause_text, is_permanent
@@ -246,8 +247,9 @@ class Run:
 
     def __enter__(self) -> "Run":
         try:
-            for state in self._states:
+            for each, state in zip(self.pipelines, self._states, strict=True):
                 state.lock()
+                state.store_begins(begins_of(each.pipeline))
                 identity = state.identity()
                 if identity is None or not state.has_started(identity):
                     state.reset()

@@ -3,7 +3,9 @@
 STATE/NAME/identity.json           the identity, and where its queries begin
 STATE/NAME/IDENTITY/SINK/          Spark's checkpoint of one query, unless --checkpoints names another place
 STATE/NAME/IDENTITY.SINK.started   exists when the query may have written a micro-batch
+STATE/NAME/IDENTITY.queries.json   for each sink, the identifier of its query
 STATE/NAME/IDENTITY.letters.json   for each source, the sink whose query writes the dead letters of this source
+STATE/NAME/begins.json             for each source, where a stream of it can begin
 STATE/NAME/obsolete.json           checkpoints that must still be removed, and are not in the state directory
 STATE/NAME/status.json             the newest figures of the run
 STATE/NAME/lock                    locked by the process that runs the pipeline
@@ -20,6 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tidelog.pipelines.begins import AcceptedBegins
 from tidelog.pipelines.checkpoints import ObsoleteCheckpoints, place_of_checkpoints, remove_local
 from tidelog.pipelines.declarations import PipelineError
 from tidelog.pipelines.sinks.stores import create_directory, sync_directory
@@ -72,28 +75,70 @@ class PipelineState:
         self._write("identity.json", identity._asdict() | {"created_ms": SystemClock.now_ms()})
         return identity
 
+    def accepted_begins(self) -> dict[str, AcceptedBegins]:
+        """Return where the sources can begin, as the last run has stored it. An earlier version of Tidelog has not
+        stored it: then, as if the file is damaged, return an empty dictionary.
+        """
+        try:
+            document = json.loads((self.directory / "begins.json").read_text())
+            return {
+                str(name): AcceptedBegins(source=str(each["source"]), begins=list(map(str, each["begins"])))
+                for name, each in document.items()
+            }
+        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
+
+    def store_begins(self, accepted: Mapping[str, AcceptedBegins]) -> None:
+        if accepted != self.accepted_begins():
+            self._write("begins.json", dict(accepted))
+
     def mark_started(self, identity: Identity, sink: str) -> None:
         """Store the fact that a micro-batch of the query is about to be written."""
-        self._write(f"{identity.id}.{sink}.started", {})
+        self._write(self.started_path(identity, sink).name, {})
 
     def has_started(self, identity: Identity) -> bool:
         """Return whether any query of this identity may have written a micro-batch."""
         return any(self.directory.glob(f"{identity.id}.*.started"))
 
+    def started_sinks(self, identity: Identity) -> set[str]:
+        """Return the sinks whose queries may have written a micro-batch."""
+        markers = self.directory.glob(f"{identity.id}.*.started")
+        return {each.name.removeprefix(f"{identity.id}.").removesuffix(".started") for each in markers}
+
+    def started_path(self, identity: Identity, sink: str) -> Path:
+        return self.directory / f"{identity.id}.{sink}.started"
+
+    def query_names(self, identity: Identity) -> dict[str, str]:
+        """Return the stored mapping from each sink to the identifier of its query. Earlier versions of Tidelog did not
+        store it. Raises PipelineError if the file is damaged.
+        """
+        return self._read_texts(self._queries_path(identity), "if no sink was ever added, removed or renamed")
+
+    def store_query_names(self, identity: Identity, names: Mapping[str, str]) -> None:
+        """Add identifiers of queries to the stored ones. A sink that is not in `names` keeps its identifier."""
+        stored = self.query_names(identity)
+        complete = {**stored, **names}
+        if complete != stored:
+            self._write(self._queries_path(identity).name, complete)
+
+    def _queries_path(self, identity: Identity) -> Path:
+        return self.directory / f"{identity.id}.queries.json"
+
     def letter_writers(self, identity: Identity) -> dict[str, str]:
         """Return the stored mapping from the parameter of each source to the sink whose query writes the dead letters
         of this source. Raises PipelineError if the file is damaged.
         """
-        path = self._letters_path(identity)
+        return self._read_texts(self._letters_path(identity), "if the order of the sinks has never changed")
+
+    def _read_texts(self, path: Path, removable_if: str) -> dict[str, str]:
+        """Return a file with a JSON object of texts; an empty dictionary if there is no file."""
         try:
-            document = json.loads(path.read_text())
-            return {str(source): str(sink) for source, sink in document.items()}
+            return {str(name): str(text) for name, text in json.loads(path.read_text()).items()}
         except FileNotFoundError:
             return {}
         except (ValueError, AttributeError) as error:
             raise PipelineError(
-                f"pipeline {self.pipeline}: {path} is damaged ({error}): restore it; or remove it, if the order of the"
-                " sinks has never changed"
+                f"pipeline {self.pipeline}: {path} is damaged ({error}): restore it; or remove it, {removable_if}"
             ) from None
 
     def store_letter_writers(self, identity: Identity, writers: Mapping[str, str]) -> None:
@@ -119,7 +164,7 @@ class PipelineState:
         `checkpoints` is the place of all checkpoints, None for the state directory. `checkpoint` is the path or URI of
         this query's checkpoint. `has_offsets` returns whether a checkpoint contains a planned micro-batch.
         """
-        if not (self.directory / f"{identity.id}.{sink}.started").exists():
+        if not self.started_path(identity, sink).exists():
             return
         replay = f"tidelog pipeline replay {self.pipeline} --from TIME"
         # An earlier version of Tidelog stored relative paths.
@@ -133,8 +178,8 @@ class PipelineState:
             )
         if not has_offsets(checkpoint):
             raise PipelineError(
-                f"pipeline {self.pipeline}: the checkpoint {checkpoint} is missing or empty: restore it, or begin again"
-                f" with: {replay}"
+                f"pipeline {self.pipeline}: the checkpoint {checkpoint} is missing or empty: restore its newest state"
+                f" (the sinks refuse an older one), or begin again with: {replay}"
             )
 
     def checkpoint(self, identity: Identity, sink: str) -> Path:
@@ -154,6 +199,7 @@ class PipelineState:
         if identity is not None:
             shutil.rmtree(self.directory / identity.id, ignore_errors=True)
             self._letters_path(identity).unlink(missing_ok=True)
+            self._queries_path(identity).unlink(missing_ok=True)
             for marker in self.directory.glob(f"{identity.id}.*.started"):
                 marker.unlink()
         self.remove_obsolete(remove_local)

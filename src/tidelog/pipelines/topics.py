@@ -288,15 +288,21 @@ class OpenedTopic:
     def __init__(self, topic: Topic, context: SinkContext) -> None:
         self._topic = topic
         self._context = context
+        self._is_checked = False
+        """Whether the number of the first micro-batch of this run was compared with those in the cluster."""
 
     def write(self, batch: "DataFrame", batch_id: int) -> None:
-        topic = self._topic
+        topic, rows = self._topic, self._encoded(batch)
+        if topic.exactly_once and not self._is_checked:
+            sink = f"pipeline {self._context.pipeline}: {topic.describe()}"
+            check_newest(topic.bootstrap or self._context.bootstrap, sink, self._context.query, batch_id)
+            self._is_checked = True
         options = {"kafka.bootstrap.servers": topic.bootstrap or self._context.bootstrap}
         if topic.names:
             options["topic"] = topic.names[0]
         if topic.exactly_once:
             options |= exactly_once_options(self._context.query, batch_id)
-        self._encoded(batch).write.format("tidelog").mode("append").options(**(options | dict(topic.options))).save()
+        rows.write.format("tidelog").mode("append").options(**(options | dict(topic.options))).save()
 
     def close(self) -> None:
         pass
@@ -373,6 +379,26 @@ def _text(column: "Column") -> "Column":
 
 def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
+
+
+def check_newest(bootstrap: str, sink: str, query: str, batch_id: int) -> None:
+    """Raise PipelineError if the exactly-once sink has written a later micro-batch of the query (see `batch_numbers`).
+
+    The sink itself would leave the rows out: it cannot know that a batch write with a lower number has other rows.
+    """
+    from pyspark_tidelog.errors import WriteError
+    from pyspark_tidelog.exactly_once.decision import BatchIdentity
+    from pyspark_tidelog.exactly_once.driver import read_decision
+    from tidelog.client.errors import ClientError
+    from tidelog.pipelines.sinks.batch_numbers import is_written
+    from tidelog.wire.errors import ApiError
+
+    try:
+        with connect(bootstrap) as client:
+            decision = read_decision(client, BatchIdentity(query, batch_id))
+    except (ApiError, ClientError, WriteError) as error:
+        raise TemporaryError(f"{sink}: {error}") from error
+    is_written(sink, query, decision.batch, batch_id)
 
 
 def exactly_once_options(query: str, batch_id: int) -> dict[str, str]:

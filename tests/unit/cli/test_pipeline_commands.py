@@ -12,7 +12,9 @@ import pytest
 from tidelog.cli import pipeline_run
 from tidelog.cli.app import run
 from tidelog.cli.pipeline_files import add_files
-from tidelog.pipelines.loading import load
+from tidelog.pipelines import file, pipeline
+from tidelog.pipelines.loading import declared_pipeline, load
+from tidelog.pipelines.running import Run
 from tidelog.pipelines.state import PipelineState
 
 
@@ -157,6 +159,35 @@ def test_replay_and_reset_need_a_confirmation(tmp_path: Path, capsys: pytest.Cap
     state.unlock()
     assert run(["pipeline", "reset", "sales", "--state", str(tmp_path), "--yes"]) == 0
     assert state.identity() is None
+
+
+def test_a_replay_that_a_source_would_refuse_removes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = PipelineState(tmp_path, "sales")
+
+    @pipeline(source=file("/in"), sink=file("/out"), name="sales")
+    def copy(rows: object) -> object:
+        return rows
+
+    with Run([declared_pipeline(copy)], MagicMock(), bootstrap="127.0.0.1:1", state=tmp_path):
+        first = state.identity()
+        assert first is not None
+    checkpoint = state.checkpoint(first, "sales")
+    checkpoint.mkdir(parents=True)
+
+    def replay(begin: str) -> int:
+        return run(["pipeline", "replay", "sales", "--from", begin, "--state", str(tmp_path), "--yes"])
+
+    for begin, name in (("latest", "latest"), ("2 hours ago", "a time")):
+        assert replay(begin) == 1
+        text = f"source rows (file /in) can begin at earliest, but not at {name}, so nothing was removed: choose"
+        assert text in capsys.readouterr().err
+        assert (state.identity(), checkpoint.exists()) == (first, True)
+    assert replay("earliest") == 0
+    assert (state.identity() != first, checkpoint.exists()) == (True, False)
+    (state.directory / "begins.json").unlink()  # as an early version of Tidelog
+    assert replay("latest") == 0
 
 
 def test_a_checkpoint_that_only_spark_can_remove_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -233,13 +233,13 @@ def test_an_endpoint_is_read_once(server: Server, tmp_path: Path, paging: str) -
     stream.commit(end)
     assert read_on(reader(source, tmp_path), last) == (last, [])
     stream.commit(last)
-    assert len(list(tmp_path.iterdir())) == 1
+    assert len(list(tmp_path.glob("*.json"))) == 1
     server.records.append({"id": 12})
     stream = reader(source, tmp_path)
     stream.prepareForTriggerAvailableNow()
-    server.records.append({"id": 13})
     last, rows = read_on(stream, last)
-    assert rows == [12]
+    server.records.append({"id": 13})
+    assert (rows, read_on(stream, last)) == ([12], (last, []))
     with pytest.raises(PipelineError, match="page 1 is missing"):
         stream.partitions({"page": 0}, last)
 
@@ -280,11 +280,11 @@ class TestEmptyPages:
         server.records = [{"id": 7, "at": 2}, {"id": 8, "at": 3}, {"id": 9, "at": 5}]
         stream = self.stream(server, tmp_path)
         end, rows = read_on(stream, start)
-        assert (end, rows) == ({"page": 2}, [7, 8])
+        assert (end["page"], rows) == (2, [7, 8])
         assert endless[2:] == ["2", "3", "4"]
         stream.commit(end)
         last, rows = read_on(self.stream(server, tmp_path), end)
-        assert (last, rows) == ({"page": 3}, [9])
+        assert (last["page"], rows) == (3, [9])
         assert endless[5:] == ["5", "6"]
 
     def test_a_page_that_was_stored_later_has_the_newer_cursor(
@@ -295,6 +295,42 @@ class TestEmptyPages:
         assert Staging(tmp_path).add(1, page)
         read_on(self.stream(server, tmp_path), {"page": 1})
         assert endless == [None, "30"]
+
+
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize("has_identity", [False, True], ids=["early position", "position"])
+def test_a_lost_directory_of_pages_is_an_error(server: Server, tmp_path: Path, has_identity: bool, once: bool) -> None:
+    """The pages of the new directory would have the numbers that the position counts as processed."""
+    server.paging = "count"
+    server.records = [{"id": n} for n in range(5)]
+    source = http(server.url, parameter="after")
+    stream = reader(source, tmp_path / "a")
+    end, rows = read_on(stream, {"page": 0})
+    assert (end["page"], rows) == (2, list(range(5)))
+    stream.commit(end)
+    if not has_identity:
+        end = {"page": 2}
+    for _ in range(3):  # each attempt must fail, and none may store pages
+        other = reader(source, tmp_path / "b")
+        if once:
+            other.prepareForTriggerAvailableNow()
+        with pytest.raises(PipelineError, match=r"/b: .* up to 2, but this directory has pages only up to 0: .* reset"):
+            other.latestOffset(end, None)  # type: ignore[arg-type]
+    assert not list((tmp_path / "b").glob("*.json"))
+    server.records.append({"id": 5})
+    assert read_on(reader(source, tmp_path / "a"), end)[1] == [5]
+
+
+def test_pages_of_another_stream_are_not_continued(server: Server, tmp_path: Path) -> None:
+    server.paging = "count"
+    server.records = [{"id": n} for n in range(5)]
+    source = http(server.url, parameter="after")
+    end, _ = read_on(reader(source, tmp_path / "a"), {"page": 0})
+    read_on(reader(source, tmp_path / "b"), {"page": 0})
+    with pytest.raises(PipelineError, match=r"/b: .* up to 2, but this directory belongs to another stream"):
+        reader(source, tmp_path / "b").latestOffset(end, None)  # type: ignore[arg-type]
+    with pytest.raises(PipelineError, match=r"/b: .* up to 2, but this directory belongs to another stream"):
+        reader(source, tmp_path / "b").partitions({"page": 0}, end)
 
 
 def test_a_wrong_answer_is_an_error(server: Server, tmp_path: Path) -> None:

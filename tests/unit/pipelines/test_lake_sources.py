@@ -1,5 +1,6 @@
 """Delta and Iceberg tables, and files, as streams: what a micro-batch reads, also when it is repeated."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +18,8 @@ from pyspark.errors import AnalysisException
 
 from sinks_harness.rows import Rows
 from sinks_harness.trials import opened
-from tidelog.pipelines import delta, file, http, iceberg, parquet, topic
-from tidelog.pipelines.declarations import PipelineError, Source, SourceContext, TemporaryError
+from tidelog.pipelines import delta, file, http, iceberg, parquet, sql, topic
+from tidelog.pipelines.declarations import BEGINS, PipelineError, Source, SourceContext, TemporaryError
 from tidelog.pipelines.failures import cause_text, is_permanent
 from tidelog.pipelines.sinks.bucket import BucketTarget
 from tidelog.pipelines.sinks.iceberg import load_catalog
@@ -510,6 +511,29 @@ class TestBegin:
         for begin in begins:
             with pytest.raises(PipelineError, match=r"leave out --from.* tidelog pipeline reset trial"):
                 source.load(self.context(begin, is_streaming=is_streaming))
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            file("/data/x"),
+            file("/data/x", format="json", schema="id long"),
+            file("/data/x", tail=True),
+            parquet("/data/x"),
+            http("http://host/x", staging="pages"),
+            iceberg("lake.rows", catalog={"type": "sql"}),
+            sql("sqlite://", "t", incrementing="id"),
+            sql("sqlite://", "t", timestamp="at"),
+            delta("/data/x"),
+            topic("a"),
+        ],
+        ids=["lines", "json", "tail", "parquet", "http", "iceberg", "incrementing", "timestamp", "delta", "topic"],
+    )
+    def test_what_a_source_says_about_its_beginnings_is_true(self, source: Source) -> None:
+        """`replay` believes it, and removes a checkpoint only if the source can begin there."""
+        accepted = getattr(source, "begins", BEGINS)
+        for begin, kind in (("earliest", "earliest"), ("latest", "latest"), (1, "time")):
+            with nullcontext() if kind in accepted else pytest.raises(PipelineError, match="leave out --from"):
+                source.load(self.context(begin))
 
     @pytest.mark.parametrize("source", [file("/data/x"), parquet("/data/x"), file("/data/x", tail=True)])
     def test_files_begin_with_the_earliest(self, source: Source) -> None:

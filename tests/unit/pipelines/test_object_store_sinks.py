@@ -24,6 +24,7 @@ from sinks_harness.rows import Rows
 from sinks_harness.trials import (
     PlantedError,
     check_another_writer,
+    check_older_checkpoint,
     check_two_drivers,
     check_written_once,
     crash_at,
@@ -110,6 +111,10 @@ TARGETS = [DeltaTarget, IcebergTarget, ParquetTarget]
 def target(request: pytest.FixtureRequest, bucket: Bucket, tmp_path: Path) -> Target:
     kind: type[Target] = request.param
     return kind(bucket, tmp_path)
+
+
+def test_an_older_checkpoint_is_refused(target: Target) -> None:
+    check_older_checkpoint(target)
 
 
 def test_a_micro_batch_is_written_once(target: Target) -> None:

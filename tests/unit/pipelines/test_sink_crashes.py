@@ -18,6 +18,7 @@ from sinks_harness.rows import Rows
 from sinks_harness.trials import (
     PlantedError,
     check_another_writer,
+    check_older_checkpoint,
     check_two_drivers,
     check_written_once,
     crash_at,
@@ -100,6 +101,10 @@ TARGETS = [DeltaTarget, IcebergTarget, ParquetTarget]
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
     kind: type[Target] = request.param
     return kind(tmp_path)
+
+
+def test_an_older_checkpoint_is_refused(target: Target) -> None:
+    check_older_checkpoint(target)
 
 
 def test_a_micro_batch_is_written_once(target: Target) -> None:
@@ -276,7 +281,7 @@ def test_complete_replaces_all_rows(kind: type[Target], tmp_path: Path) -> None:
     sink = target.open(mode="complete")
     sink.write(Rows.numbers(0, 10), 0)
     sink.write(Rows.numbers(5, 20), 1)
-    sink.write(Rows.numbers(0, 10), 0)
+    sink.write(Rows.numbers(0, 10), 1)
     assert target.ids() == list(range(5, 20))
     sink.write(Rows.numbers(0, 0), 2)
     assert target.ids() == []

@@ -5,7 +5,8 @@ import decimal
 import itertools
 import threading
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -17,7 +18,7 @@ from pyspark.sql.types import ArrayType, DayTimeIntervalType, StringType, Struct
 
 from sinks_harness.databases import database
 from sinks_harness.rows import Rows
-from sinks_harness.trials import PlantedError, crash_at, opened
+from sinks_harness.trials import PlantedError, SinkTarget, check_older_checkpoint, crash_at, opened
 from tidelog.pipelines.declarations import PipelineError, TemporaryError
 from tidelog.pipelines.sinks.keyed_rows import DELETED
 from tidelog.pipelines.sinks.sql import OpenedSql, sql
@@ -69,6 +70,30 @@ def test_rows_are_appended_once(url: str, table: str) -> None:
     opened(sql(url, table), None, query=f"{table}-other").write(Rows.numbers(1510, 1520), 0)
     assert ids(url, table) == list(range(1520))
     assert query(url, f"select batch from tidelog_batches where query = '{table}'") == [(1,)]
+
+
+def test_an_older_checkpoint_is_refused(url: str, table: str) -> None:
+    check_older_checkpoint(
+        cast(
+            SinkTarget,
+            SimpleNamespace(
+                open=lambda: opened(sql(url, table), None, query=f"{table}-query-1"), ids=lambda: ids(url, table)
+            ),
+        )
+    )
+
+
+def test_an_older_database_is_refused(url: str, table: str) -> None:
+    """The checkpoint is newer: the micro-batches between the two are missing in the database."""
+    sink = opened(sql(url, table), None, query=table)
+    sink.write(Rows.numbers(0, 10), 7)  # the sink may get its first micro-batch late
+    sink.write(Rows.numbers(10, 10), 8)
+    with pytest.raises(PipelineError, match=r"up to 8, but the next one is 11, so the database is older than the"):
+        opened(sql(url, table), None, query=table).write(Rows.numbers(30, 40), 11)
+    assert ids(url, table) == list(range(10))
+    query(url, f"update tidelog_batches set batch = 10 where query = '{table}'")
+    opened(sql(url, table), None, query=table).write(Rows.numbers(30, 40), 11)
+    assert ids(url, table) == [*range(10), *range(30, 40)]
 
 
 @pytest.mark.parametrize(("name", "after", "visible"), [("_write_rows", True, 10), ("write", True, 30)])
@@ -163,7 +188,7 @@ def test_complete_replaces_all_rows(url: str, table: str) -> None:
     sink = opened(sql(url, table), None, "complete", table)
     sink.write(Rows.numbers(0, 10), 0)
     sink.write(Rows.numbers(5, 8), 1)
-    sink.write(Rows.numbers(0, 10), 0)
+    sink.write(Rows.numbers(0, 10), 1)
     assert ids(url, table) == [5, 6, 7]
 
 

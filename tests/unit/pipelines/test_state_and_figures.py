@@ -208,7 +208,7 @@ def test_a_query_that_has_written_does_not_begin_again_without_its_checkpoint(
     check(place)  # the query has written nothing, so it may begin
     state.mark_started(identity, "sales")
     with pytest.raises(
-        PipelineError, match=r"the checkpoint /the/checkpoint is missing or empty: restore it, or begin"
+        PipelineError, match=r"the checkpoint /the/checkpoint is missing or empty: restore its newest state"
     ):
         check(place)
     complete.append("/the/checkpoint")
@@ -312,7 +312,7 @@ def test_ranges_of_a_micro_batch_come_from_the_checkpoint(tmp_path: Path) -> Non
     offsets = tmp_path / "offsets"
     offsets.mkdir()
     first = {"a": {"0": 5, "1": 2}, "@begun": {"a": {"0": 3, "1": 2}}}
-    second = {"a": {"0": 9, "1": 2, "2": 4}, "@begun": {"a": {"2": 1}}}
+    second = {"a": {"0": 9, "1": 2, "2": 4}, "@begun": {"a": {"2": 1}}, "@ids": {"a": "00ff"}}
     (offsets / "0").write_text("v1\n{}\n" + json.dumps(first) + "\n-")
     (offsets / "1").write_text("v1\n{}\n" + json.dumps(second) + "\n" + json.dumps({"b": {"0": 1}}))
     sources = ["left", "right"]

@@ -153,7 +153,7 @@ def test_a_query_commits_what_it_has_processed_and_also_its_last_batch(monkeypat
 
     class OneTopic(Lookup):
         def __init__(self) -> None:
-            pass
+            self.topic_ids = {}
 
         def partitions(self) -> list[TopicPartition]:
             return [P0, P1]

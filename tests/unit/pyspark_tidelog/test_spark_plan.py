@@ -166,6 +166,19 @@ def test_bounds_become_offsets() -> None:
         there.resolve("startingOffsets", ByTimestamp({A0: 9, A1: 9}, False), both)
 
 
+def test_a_record_that_arrives_while_a_begin_by_time_is_looked_up_is_read() -> None:
+    """The partition has no such record when the time is looked up, and gets some before the end is looked up."""
+
+    class Growing(Brokers):
+        def list_offsets(self, timestamps: Offsets, isolation: int) -> dict[TopicPartition, ListedOffset]:
+            found = super().list_offsets(timestamps, isolation)
+            self.answers[LATEST] = {tp: end + 2 for tp, end in self.answers[LATEST].items()}
+            return found
+
+    there = Lookup(Growing({}, {A0: 30, A1: 40}, {A0: 12, A1: -1}), Subscription(topics=("a",)), 0)
+    assert there.resolve("startingOffsets", ByTimestamp(99, True), [A0, A1]) == {A0: 12, A1: 40}
+
+
 def test_bounds_must_name_exactly_what_is_read() -> None:
     there = lookup(Subscription(topics=("a",)))
     with pytest.raises(OptionError, match=r"option startingOffsets must name every partition .* missing: a-1"):

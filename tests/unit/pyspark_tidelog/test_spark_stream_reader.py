@@ -18,7 +18,7 @@ from pyspark_tidelog.plan import OffsetRange
 from pyspark_tidelog.stream_reader import TidelogStreamReader
 from tidelog.client.cluster import PartitionLeader, Topic
 from tidelog.client.operations import EARLIEST, LATEST, ListedOffset
-from tidelog.model.ids import NO_TOPIC_ID, TopicPartition
+from tidelog.model.ids import NO_TOPIC_ID, TopicId, TopicPartition
 from tidelog.wire.errors import UnknownTopicOrPartition
 
 ALL = ReadAllAvailable()
@@ -29,15 +29,24 @@ class Brokers:
 
     def __init__(self, **log: list[tuple[int, int]]) -> None:
         self.log = log
+        self.ids: dict[str, TopicId] = {}
+        self.stale: dict[str, int] = {}
+        """How many partitions of a topic the next lists of topics have. A request that names a topic is sent to a
+        broker that knows more."""
+        self.also_stale_by_name = False
 
     def topics(self, names: list[str]) -> dict[str, Topic]:
-        return {name: self.all_topics()[name] for name in names}
+        if missing := [name for name in names if name not in self.log]:
+            raise UnknownTopicOrPartition(str(missing))
+        return {name: self._topic(name, self.also_stale_by_name) for name in names}
 
     def all_topics(self) -> dict[str, Topic]:
-        return {
-            name: Topic(name, NO_TOPIC_ID, False, {n: PartitionLeader(1, 0) for n in range(len(partitions))})
-            for name, partitions in self.log.items()
-        }
+        return {name: self._topic(name, True) for name in self.log if self.stale.get(name) != 0}
+
+    def _topic(self, name: str, is_stale: bool) -> Topic:
+        count = len(self.log[name])
+        numbers = range(min(count, self.stale.get(name, count)) if is_stale else count)
+        return Topic(name, self.ids.get(name, NO_TOPIC_ID), False, {n: PartitionLeader(1, 0) for n in numbers})
 
     def list_offsets(self, timestamps: Offsets, isolation: int) -> dict[TopicPartition, ListedOffset]:
         found = {}
@@ -61,11 +70,10 @@ class Query:
     def restart(self) -> None:
         """A new driver: a new reader, which knows nothing of the old one."""
         given = {"kafka.bootstrap.servers": "a:1", "subscribe": "t"} | self.options
-        if "subscribePattern" in given:
+        if {"subscribePattern", "assign"} & set(given):
             del given["subscribe"]
         self.reader = TidelogStreamReader(read_options(given, streaming=True), ("value",))
-        subscription = self.reader._options.subscription
-        self.reader._lookup = lambda: Lookup(self.brokers, subscription, 0)  # type: ignore[method-assign]
+        self.reader._connected_lookup = Lookup(self.brokers, self.reader._options.subscription, 0)
 
     def start(self, batch: int) -> dict[str, Any]:
         text = self.log[batch - 1] if batch else json.dumps(self.reader.initialOffset())
@@ -268,3 +276,107 @@ def test_the_reader_travels_to_the_tasks() -> None:
     given = {"kafka.bootstrap.servers": "a:1", "subscribe": "t"}
     reader = TidelogStreamReader(read_options(given, streaming=True), ("value",))
     assert pickle.loads(pickle.dumps(reader))._options == reader._options
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+@pytest.mark.parametrize("available_now", [False, True])
+@pytest.mark.parametrize(("known", "by_name"), [(0, False), (1, False), (1, True)])
+def test_a_partition_that_one_answer_lacks_keeps_its_position(
+    fail: str, available_now: bool, known: int, by_name: bool
+) -> None:
+    """The broker that answers does not know the topic, or its second partition, yet."""
+    brokers = Brokers(t1=[(0, 10)], t2=[(0, 10), (0, 20)])
+    query = Query(brokers, subscribePattern="t.", startingOffsets="earliest", failOnDataLoss=fail)
+    query.trigger()
+    brokers.log |= {"t1": [(0, 11)], "t2": [(0, 12), (0, 23)]}
+    brokers.stale, brokers.also_stale_by_name = {"t2": known}, by_name
+    query.restart()
+    if available_now:
+        query.reader.prepareForTriggerAvailableNow()
+    planned = [OffsetRange("t1", 0, 10, 11), OffsetRange("t2", 0, 10, 12), OffsetRange("t2", 1, 20, 23)]
+    assert query.trigger() == planned[: 2 if by_name else 3]
+    brokers.stale = {}
+    query.restart()
+    assert query.plan(1) == planned[: 2 if by_name else 3]
+    assert query.trigger() == (planned[2:] if by_name else None)
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_a_topic_that_is_no_longer_selected_is_reported(fail: str, caplog: pytest.LogCaptureFixture) -> None:
+    query = Query(Brokers(t=[(0, 10)], u=[(0, 10)]), subscribe="t,u", startingOffsets="earliest", failOnDataLoss=fail)
+    query.trigger()
+    query.options["subscribe"] = "t"
+    query.restart()
+    if fail == "true":
+        with pytest.raises(DataLoss, match="u-0 is no longer selected by the options; it was read up to offset 10"):
+            query.trigger()
+        assert len(query.log) == 1
+    else:
+        assert query.trigger() == []
+        assert "u-0 is no longer selected" in caplog.text
+
+
+def test_a_lost_topic_is_an_error_before_the_plan_is_stored() -> None:
+    query = Query(Brokers(t1=[(0, 10)], t2=[(0, 10)]), subscribePattern="t.", startingOffsets="earliest")
+    query.trigger()
+    lost = query.brokers.log.pop("t2")
+    query.restart()
+    with pytest.raises(DataLoss, match="t2-0 no longer exists; it was read up to offset 10"):
+        query.trigger()
+    assert len(query.log) == 1
+    query.brokers.log["t2"] = lost
+    query.restart()
+    assert query.trigger() is None
+
+
+FIRST, SECOND = TopicId(bytes(range(16))), TopicId(bytes(range(16, 32)))
+OPTIONS = [{"subscribe": "t"}, {"subscribePattern": "^t$"}, {"assign": '{"t":[0]}'}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: next(iter(options)))
+def test_a_topic_that_was_created_again_is_not_continued(options: dict[str, str]) -> None:
+    """Its log may be longer than the position, so only its id shows that it is another topic."""
+    brokers = Brokers(t=[(0, 100)])
+    brokers.ids["t"] = FIRST
+    query = Query(brokers, startingOffsets="earliest", **options)
+    query.trigger()
+    assert json.loads(query.log[0])["@ids"] == {"t": FIRST.hex()}
+    brokers.log["t"], brokers.ids["t"] = [(0, 150)], SECOND
+    query.restart()
+    message = r"topic t was deleted and created again, or .*read up to offset 100\).* tidelog pipeline replay NAME"
+    with pytest.raises(DataLoss, match=message):
+        query.trigger()
+    assert len(query.log) == 1
+    query.restart()
+    with pytest.raises(DataLoss, match=r"topic t was deleted .*\(a planned micro-batch reads the earlier one\)"):
+        query.plan(0)
+
+
+def test_without_fail_on_data_loss_the_new_topic_is_read_from_its_beginning(caplog: pytest.LogCaptureFixture) -> None:
+    brokers = Brokers(t=[(0, 100), (0, 5)])
+    brokers.ids["t"] = FIRST
+    query = Query(brokers, subscribePattern="t", startingOffsets="earliest", failOnDataLoss="false")
+    query.trigger()
+    brokers.log["t"], brokers.ids["t"] = [(0, 150)], SECOND
+    query.restart()
+    assert query.trigger() == [OffsetRange("t", 0, 0, 150)]
+    assert "topic t was deleted and created again" in caplog.text
+    query.restart()
+    assert query.plan(1) == [OffsetRange("t", 0, 0, 150)]
+    assert query.trigger() is None
+    brokers.log["t"] = [(0, 160)]
+    assert query.trigger() == [OffsetRange("t", 0, 150, 160)]
+    assert json.loads(query.log[2]) == {"t": {"0": 160}, "@ids": {"t": SECOND.hex()}}
+
+
+def test_a_position_without_ids_is_continued_and_gets_ids() -> None:
+    brokers = Brokers(t=[(0, 100)])
+    query = Query(brokers, startingOffsets="earliest")
+    query.trigger()
+    brokers.ids["t"] = FIRST
+    query.restart()
+    assert query.trigger() is None
+    brokers.log["t"] = [(0, 101)]
+    query.restart()
+    assert query.trigger() == [OffsetRange("t", 0, 100, 101)]
+    assert json.loads(query.log[1]) == {"t": {"0": 101}, "@ids": {"t": FIRST.hex()}}

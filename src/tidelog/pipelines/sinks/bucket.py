@@ -64,6 +64,19 @@ class BucketTarget(FileTarget):
                     raise
                 return None
 
+    def _later_manifest(self, batch_id: int) -> str | None:
+        import obstore
+
+        newest = self._manifest(batch_id)
+        prefix = newest.rpartition("/")[0] + "/"
+        with self.store.errors():
+            # The store lists names in their order, and only those after `offset`: normally there is none.
+            for chunk in obstore.list(self.store.open(), prefix, offset=newest):
+                names = [str(each["path"]).removeprefix(prefix) for each in chunk]
+                if later := [name for name in names if name.endswith(".json")]:
+                    return max(later)
+        return None
+
     def _decide(self, batch_id: int, text: str) -> None:
         with self.store.errors():
             create(self.store.open(), self._manifest(batch_id), text.encode())

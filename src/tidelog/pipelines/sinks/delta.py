@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext
+from tidelog.pipelines.sinks.batch_numbers import is_written
 from tidelog.pipelines.sinks.commits import commit
 from tidelog.pipelines.sinks.extras import load
 from tidelog.pipelines.sinks.keyed_rows import KeyedRows
@@ -212,9 +213,11 @@ class OpenedDelta:
         table.create_write_transaction(actions, mode, table.schema(), names, commit_properties=properties)
 
     def _is_written(self, table: "DeltaTable", batch_id: int) -> bool:
-        """Return whether the loaded version of the table contains this micro-batch."""
+        """Return whether the loaded version of the table contains this micro-batch. Raises PipelineError if it contains
+        a later one.
+        """
         version = table.transaction_version(self._application)
-        return version is not None and version >= batch_id
+        return is_written(self._sink.describe(), self._application, version, batch_id)
 
     def _load(self) -> "DeltaTable | None":
         """Return the newest version of the table, or None if there is no table."""

@@ -29,6 +29,11 @@ class DirectoryTarget(FileTarget):
         except FileNotFoundError:
             return None
 
+    def _later_manifest(self, batch_id: int) -> str | None:
+        newest = Path(self._manifest(batch_id)).name
+        manifests = (self.root / self._manifest(batch_id)).parent.glob("*.json")
+        return max((each.name for each in manifests if each.name > newest), default=None)
+
     def _publish(self, files: list[Entry]) -> str | None:
         with disk_errors(self.sink, self.root):
             return self._rename(files)

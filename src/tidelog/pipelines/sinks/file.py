@@ -71,6 +71,11 @@ class File:
     storage: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     """Options of the object store, as pairs. They may contain secrets and are never printed."""
 
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """Where a stream of this source can begin (see `declarations.BEGINS`)."""
+        return ("earliest", "latest") if self.tail else ("earliest",)
+
     def describe(self) -> str:
         return f"file {self.location}"
 

@@ -148,6 +148,11 @@ class Http:
     def __repr__(self) -> str:
         return f"http({self.request.shown_url!r})"
 
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """Where a stream of this source can begin (see `declarations.BEGINS`)."""
+        return ("earliest",)
+
     def describe(self) -> str:
         return f"http {self.request.shown_url}"
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext, TemporaryError
+from tidelog.pipelines.sinks.batch_numbers import is_written
 from tidelog.pipelines.sinks.commits import commit
 from tidelog.pipelines.sinks.extras import load
 from tidelog.pipelines.sinks.object_errors import one_line, store_errors, without_secrets
@@ -72,6 +73,11 @@ class Iceberg:
 
     def __repr__(self) -> str:
         return f"iceberg({self.name!r})"
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """Where a stream of this source can begin (see `declarations.BEGINS`)."""
+        return ("earliest", "latest")
 
     def describe(self) -> str:
         return f"iceberg {self.name}"
@@ -190,7 +196,8 @@ class OpenedIceberg:
         transaction.set_properties({self._property: str(batch_id)})
 
     def _is_written(self, table: "Table", batch_id: int) -> bool:
-        return int(table.properties.get(self._property, "-1")) >= batch_id
+        stored = int(table.properties.get(self._property, "-1"))
+        return is_written(self._sink.describe(), self._query, stored, batch_id)
 
     def _load(self) -> "Table | None":
         from pyiceberg.exceptions import NoSuchTableError

@@ -65,6 +65,11 @@ class Parquet:
     storage: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     """Options of the object store, as pairs. They may contain secrets and are never printed."""
 
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """Where a stream of this source can begin (see `declarations.BEGINS`)."""
+        return ("earliest",)
+
     def describe(self) -> str:
         return f"parquet {self.location}"
 
@@ -96,6 +101,7 @@ class OpenedDirectory:
     files: int | None
 
     def write(self, batch: "DataFrame", batch_id: int) -> None:
+        self.target.check_newest(batch_id)
         if not self.target.finish(batch_id):
             self._write_files(batch, batch_id)
         self.target.remove_old_manifest(batch_id)

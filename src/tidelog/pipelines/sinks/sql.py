@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext, TemporaryError
+from tidelog.pipelines.declarations import BEGINS, Opened, PipelineError, SinkContext, SourceContext, TemporaryError
+from tidelog.pipelines.sinks.batch_numbers import is_written
 from tidelog.pipelines.sinks.extras import load
 from tidelog.pipelines.sinks.keyed_rows import DELETED, KeyedRows, null_in_key, repeated
 from tidelog.pipelines.sinks.outages import is_outage
@@ -84,6 +85,11 @@ class Sql:
     def __repr__(self) -> str:
         return f"sql({self.table!r})"
 
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """Where a stream of this source can begin (see `declarations.BEGINS`)."""
+        return ("earliest", "latest") if self.timestamp is None else BEGINS
+
     def describe(self) -> str:
         return f"sql {self.table}"
 
@@ -151,7 +157,7 @@ class OpenedSql:
     def write(self, batch: "DataFrame", batch_id: int) -> None:
         """Write one micro-batch in one transaction, unless the database contains it already."""
         with self._errors():
-            if self._last_batch() >= batch_id:
+            if self._is_written(batch_id):
                 return
         rows = batch if self._sink.keyed is None else self._sink.keyed.prepare(batch, self._sink.describe())
         with self._errors():
@@ -215,6 +221,22 @@ class OpenedSql:
                 time.sleep(0.05 * 2**attempt)
             else:
                 return
+
+    def _is_written(self, batch_id: int) -> bool:
+        """Return whether the database contains the micro-batch.
+
+        Raises PipelineError if it contains a later one. It also stores the numbers of micro-batches without rows, so
+        this raises PipelineError, too, if it lacks the micro-batch before this one: an older copy of it was restored.
+        """
+        sink, last = self._sink.describe(), self._last_batch()
+        if 0 <= last < batch_id - 1:
+            raise PipelineError(
+                f"{sink}: the database contains the micro-batches of query {self._query} up to {last}, but the next one"
+                f" is {batch_id}, so the database is older than the checkpoint, and rows are missing in the table:"
+                " restore the newest state of the database, or begin again with: tidelog pipeline replay NAME --from"
+                f" TIME. If the rows are not needed, set batch to {batch_id - 1} in the query's row of table {BATCHES}"
+            )
+        return is_written(sink, self._query, last, batch_id)
 
     def _last_batch(self) -> int:
         import sqlalchemy

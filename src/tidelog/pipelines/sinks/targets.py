@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from tidelog.pipelines.declarations import PipelineError
+from tidelog.pipelines.sinks.batch_numbers import newer_target
 from tidelog.pipelines.sinks.stores import Store
 from tidelog.pipelines.sinks.written_files import WrittenFile
 
@@ -26,7 +27,7 @@ CONTROL = "_tidelog"
 """Directory of staged files and manifests. Spark, Hive and Arrow ignore names that begin with an underscore."""
 MANIFESTS_MAX = 1000
 """The manifests of this many micro-batches are retained for each query. A second driver of the same query, which runs
-by mistake, does no harm if it is behind by fewer micro-batches than this number."""
+by mistake, finds the manifest of its micro-batch, or a later one, and does no harm."""
 
 
 class Entry(TypedDict):
@@ -58,6 +59,10 @@ class FileTarget(ABC):
     def _read_manifest(self, batch_id: int) -> str | None: ...
 
     @abstractmethod
+    def _later_manifest(self, batch_id: int) -> str | None:
+        """Return the file name of a manifest of a later micro-batch of the query, or None if there is none."""
+
+    @abstractmethod
     def _decide(self, batch_id: int, text: str) -> None:
         """Create the manifest with its whole content in one step, unless it exists."""
 
@@ -81,6 +86,12 @@ class FileTarget(ABC):
     def staging(self, batch_id: int) -> str:
         """Return a new path for the directory of one attempt, relative to the root, with a slash at its end."""
         return f"{CONTROL}/staged/{self.name}-{batch_id}-{uuid.uuid4().hex[:8]}/"
+
+    def check_newest(self, batch_id: int) -> None:
+        """Raise PipelineError if the target contains a later micro-batch of the query (see `batch_numbers`)."""
+        later = self._later_manifest(batch_id)
+        if later is not None:
+            raise newer_target(self.sink, self.query, int(later.removesuffix(".json")), batch_id)
 
     def finish(self, batch_id: int) -> bool:
         """If the manifest of the micro-batch exists, give its files their final names, and return True."""

@@ -1,7 +1,8 @@
 """Reads a Delta table without Spark's Delta jar. A stream reads the files that new versions of the table add.
 
-The position of a stream is a version of the table. A micro-batch reads the files that were added by the versions after
-its start position. The table's log names these files, so a repeated micro-batch reads the same files.
+The position of a stream is a version of the table, with the table's id. A micro-batch reads the files that were added
+by the versions after its start position. The table's log names these files, so a repeated micro-batch reads the same
+files.
 """
 
 import json
@@ -23,6 +24,7 @@ from tidelog.pipelines.declarations import PipelineError, SourceContext, Tempora
 from tidelog.pipelines.sinks.object_errors import one_line, store_error, store_errors, without_secrets
 from tidelog.pipelines.sinks.stores import is_url
 from tidelog.pipelines.sources.columns import check_columns
+from tidelog.pipelines.sources.identities import TABLE, check_table, other_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -116,7 +118,12 @@ class DeltaLog:
 
     def columns(self) -> StructType:
         """Return the columns of the newest version of the table."""
-        return StructType.fromJson(json.loads(self.table().schema().to_json()))
+        return columns_of(self.table())
+
+    def newest(self) -> tuple[int, str]:
+        """Return the newest version of the table, and the id that the table got when it was created."""
+        table = self.table()
+        return table.version(), str(table.metadata().id)
 
     def files(self, version: int) -> list[DeltaFile]:
         """Return all files of one version of the table."""
@@ -212,7 +219,7 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = arrow_schema(schema)
         self._begin = json.loads(options["begin"])
         self._begin_is_version = options["beginIsVersion"] == "True"
-        self._target: int | None = None
+        self._target: tuple[int, str] | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         """Return a constant. The first call of `latestOffset` chooses the version after which the query begins, and
@@ -221,19 +228,25 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = self._log.table().version()
+        self._target = self._log.newest()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        latest = self._target if self._target is not None else self._log.table().version()
+        latest, table_id = self._target if self._target is not None else self._log.newest()
         if not start:
             begin = min(self._begin_version(latest), latest)
-            return {"begin": begin, "version": self._limited(begin, latest)}
-        if start["version"] >= latest:
+            return {"begin": begin, "version": self._limited(begin, latest), TABLE: table_id}
+        label = f"delta {self._log.location}"
+        check_table(label, start, table_id)
+        if start["version"] > latest:  # an earlier version of Tidelog has stored no id
+            raise other_table(label, f"it is version {start['version']}, and the newest version is {latest}")
+        if start["version"] == latest:
             return start
-        return {"version": self._limited(start["version"], latest)}
+        return {"version": self._limited(start["version"], latest), TABLE: table_id}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        check_columns(f"delta {self._log.location}", self._columns, self._log.columns())
+        label, table = f"delta {self._log.location}", self._log.table()
+        check_table(label, end, str(table.metadata().id))
+        check_columns(label, self._columns, columns_of(table))
         begin = start["version"] if start else end["begin"]
         if begin == NO_VERSION:
             return list(self._log.files(end["version"]))
@@ -258,6 +271,10 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ]
             return max(earlier, default=NO_VERSION)
         return NO_VERSION
+
+
+def columns_of(table: "DeltaTable") -> StructType:
+    return StructType.fromJson(json.loads(table.schema().to_json()))
 
 
 def read_file(file_system: Any, file: DeltaFile, schema: "pa.Schema") -> "Iterator[pa.RecordBatch]":

@@ -4,6 +4,9 @@ An endpoint cannot be asked to repeat an old answer. So each page is stored in t
 cursor of the next page, before it becomes part of a micro-batch. The position of a stream is the number of the last
 page that became part of a micro-batch. When a micro-batch has been committed, the pages before its last page are
 removed. If a page has no records, only the cursor of the next page is stored.
+
+The position also contains the identity of the staging directory. In another directory, or in one that was lost, the
+numbers of the pages would begin again, and the pages up to the position would be left out.
 """
 
 import json
@@ -11,6 +14,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +42,8 @@ STAGING = "staging"
 """Name of the option with the directory of the pages."""
 MOVED_CURSOR = "cursor"
 """Name of the file with the cursor of the newest answer that had a new cursor but no records."""
+IDENTITY = "identity"
+"""Name of the file with the identity of the directory."""
 PAGES_MAX = 100
 """Upper bound on the pages of one micro-batch."""
 
@@ -147,6 +153,35 @@ class Staging:
         self._directory = directory
         create_directory(directory)
 
+    def identity(self) -> str:
+        """Return the identity of the directory. The first call for a directory chooses it."""
+        path = self._directory / IDENTITY
+        if not path.exists():
+            temporary = self._write({"identity": uuid.uuid4().hex})
+            try:
+                with suppress(FileExistsError):
+                    path.hardlink_to(temporary)
+            finally:
+                temporary.unlink()
+            sync_directory(self._directory)
+        return str(json.loads(path.read_text())["identity"])
+
+    def check(self, position: Mapping[str, Any]) -> None:
+        """Raise PipelineError if the directory is not the one to which the position of a stream belongs, or if it is an
+        older copy. Call this before pages are stored.
+        """
+        last, identity = self.last(), self.identity()
+        # An earlier version of Tidelog stored no identities in positions.
+        if position["page"] <= last and position.get(STAGING, identity) == identity:
+            return
+        raise PipelineError(
+            f"{self._directory}: the stream has processed the pages up to {position['page']}, but this directory"
+            f" {f'has pages only up to {last}' if position['page'] > last else 'belongs to another stream'}: it is"
+            " not the directory of earlier runs (a relative path depends on the directory in which the run starts), or"
+            " it was lost, or restored from an older copy. The directory and the pipeline's checkpoint belong together:"
+            " restore the directory, or remove both and begin again with: tidelog pipeline reset NAME"
+        )
+
     def last(self) -> int:
         """Return the number of the newest page, or 0 if there is none."""
         return max((int(path.stem) for path in self._directory.glob("*.json")), default=0)
@@ -242,27 +277,38 @@ class HttpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._staging = Staging(Path(options[STAGING]))
         self._interval_s = float(options["intervalS"])
         self._polled_at_s = float("-inf")
+        self._has_target = False
         self._target: int | None = None
+        """With the trigger `availableNow`: the page with which the query ends. The first call of `latestOffset` sets
+        it."""
 
     def initialOffset(self) -> dict[str, Any]:
         return {"page": 0}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Store all pages that the endpoint has now: the query ends with the last one."""
-        while self._poll(PAGES_MAX) == PAGES_MAX:
-            pass
-        self._target = self._staging.last()
+        """Let the first call of `latestOffset` store all pages that the endpoint has then: the query ends with the last
+        one. This method does not store them itself, because it does not know the position of the query: the directory
+        may belong to another one.
+        """
+        self._has_target = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        self._staging.check(start)
+        if self._has_target and self._target is None:
+            while self._poll(PAGES_MAX) == PAGES_MAX:
+                pass
+            self._target = self._staging.last()
         last = self._target
         if last is None:
             is_due = time.monotonic() - self._polled_at_s >= self._interval_s
             if is_due and self._poll(PAGES_MAX) < PAGES_MAX:
                 self._polled_at_s = time.monotonic()
             last = self._staging.last()
-        return {"page": max(start["page"], min(last, start["page"] + PAGES_MAX))}
+        page = min(last, start["page"] + PAGES_MAX)
+        return start if page <= start["page"] else {"page": page, STAGING: self._staging.identity()}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        self._staging.check(end)
         pages = range(start["page"] + 1, end["page"] + 1)
         # Pages that an earlier version has stored may contain lone surrogates.
         return [Records([with_escapes(text) for text in self._staging.load(number)["records"]]) for number in pages]

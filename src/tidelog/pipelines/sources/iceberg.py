@@ -1,9 +1,9 @@
 """Read an Iceberg table without Spark's Iceberg jar. A batch query reads the newest snapshot, and a stream reads the
 files that new snapshots append.
 
-The position of a stream is a snapshot of the table. A micro-batch begins after one snapshot and ends with a later one.
-It reads the files that were added by the later snapshot and by the snapshots between the two. A repeated micro-batch
-reads the same files. Snapshots that are not read yet must not expire.
+The position of a stream is a snapshot of the table, with the table's id. A micro-batch begins after one snapshot and
+ends with a later one. It reads the files that were added by the later snapshot and by the snapshots between the two. A
+repeated micro-batch reads the same files. Snapshots that are not read yet must not expire.
 """
 
 import json
@@ -20,6 +20,7 @@ from tidelog.pipelines.sinks.iceberg import load_catalog, secrets_of
 from tidelog.pipelines.sinks.object_errors import store_errors
 from tidelog.pipelines.sources.columns import check_columns
 from tidelog.pipelines.sources.iceberg_columns import TableColumns
+from tidelog.pipelines.sources.identities import TABLE, check_table, other_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -95,9 +96,11 @@ class IcebergHistory:
         """Return the present columns of the table."""
         return _spark_columns(self.table())
 
-    def newest(self) -> str:
-        snapshot = self.table().current_snapshot()
-        return NO_SNAPSHOT if snapshot is None else str(snapshot.snapshot_id)
+    def newest(self) -> tuple[str, str]:
+        """Return the newest snapshot, or NO_SNAPSHOT, and the id that the table got when it was created."""
+        table = self.table()
+        snapshot = table.current_snapshot()
+        return NO_SNAPSHOT if snapshot is None else str(snapshot.snapshot_id), str(table.metadata.table_uuid)
 
     def files(self, snapshot: str) -> list[IcebergFile]:
         """Return all files of one snapshot. Raises PipelineError if some of their rows are deleted."""
@@ -121,6 +124,8 @@ class IcebergHistory:
         from pyiceberg.table.snapshots import Operation
 
         table = self.table()
+        if end == NO_SNAPSHOT:  # an early version of Tidelog has planned this
+            raise other_table(f"iceberg {self.name}", f"it is snapshot {begin}, and the table has no snapshot")
         snapshots: list[Snapshot] = []
         identifier: int | None = int(end)
         while identifier is not None and str(identifier) != begin:
@@ -133,7 +138,7 @@ class IcebergHistory:
             snapshots.append(snapshot)
             identifier = snapshot.parent_snapshot_id
         if identifier is None and begin != NO_SNAPSHOT:
-            raise PipelineError(f"iceberg {self.name}: snapshot {begin} is not in the history of snapshot {end}")
+            raise other_table(f"iceberg {self.name}", f"snapshot {begin} is not in the history of snapshot {end}")
         found = []
         for snapshot in reversed(snapshots):
             operation = snapshot.summary.operation if snapshot.summary else Operation.APPEND
@@ -169,7 +174,7 @@ class IcebergReader(DataSourceReader):
         self._rows = _FileRows(self._history, schema)
 
     def partitions(self) -> list[InputPartition]:
-        return list(self._history.files(self._history.newest()))
+        return list(self._history.files(self._history.newest()[0]))
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         assert isinstance(partition, IcebergFile)
@@ -183,7 +188,7 @@ class IcebergStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._history = IcebergHistory(options)
         self._rows = _FileRows(self._history, schema)
         self._begins_with_latest = options["begin"] == "latest"
-        self._target: str | None = None
+        self._target: tuple[str, str] | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         """Return a constant, because the first call of `latestOffset` decides where the query begins. The result of
@@ -195,13 +200,20 @@ class IcebergStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._history.newest()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        newest = self._target if self._target is not None else self._history.newest()
+        newest, table_id = self._target if self._target is not None else self._history.newest()
         if not start:
-            return {"begin": newest if self._begins_with_latest else NO_SNAPSHOT, "snapshot": newest}
-        return start if start["snapshot"] == newest else {"snapshot": newest}
+            begin = newest if self._begins_with_latest else NO_SNAPSHOT
+            return {"begin": begin, "snapshot": newest, TABLE: table_id}
+        label = f"iceberg {self._history.name}"
+        check_table(label, start, table_id)
+        if newest == NO_SNAPSHOT != start["snapshot"]:  # an earlier version of Tidelog has stored no id
+            raise other_table(label, f"it is snapshot {start['snapshot']}, and the table has no snapshot")
+        return start if start["snapshot"] == newest else {"snapshot": newest, TABLE: table_id}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        self._rows.check_present(self._history.table())
+        table = self._history.table()
+        check_table(f"iceberg {self._history.name}", end, str(table.metadata.table_uuid))
+        self._rows.check_present(table)
         begin = start["snapshot"] if start else end["begin"]
         if begin == NO_SNAPSHOT:
             return list(self._history.files(end["snapshot"]))

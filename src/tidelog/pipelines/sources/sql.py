@@ -32,6 +32,7 @@ from pyspark.sql.types import (
 
 from tidelog.pipelines.declarations import PipelineError, SourceContext, interval_s, refused_begin
 from tidelog.pipelines.sources.columns import check_columns
+from tidelog.pipelines.sources.identities import TABLE, check_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -243,6 +244,8 @@ class SqlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._begin = json.loads(options["begin"])
         self._is_timestamp = options["isTimestamp"] == "True"
         self._rows_max = int(options["rowsPerBatch"])
+        self._identity = f"{self._options['table']}.{self._options['column']}"
+        """The table and the column whose values are positions."""
         self._target: str | None = None
         self._has_target = False
         self._reader: TableReader | None = None
@@ -258,6 +261,7 @@ class SqlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._has_target = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        check_table(f"sql {self._options['table']}", start, self._identity)
         begin = start["value"] if start else self._begin_value()
         end = None
         if self._target is not None or not self._has_target:
@@ -265,10 +269,11 @@ class SqlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # `end` is None, and the stream stays at `begin`.
             end = self._table().end_of_rows(begin, self._rows_max, self._before(), self._target)
         if end is None or (begin is not None and end == begin):
-            return start or {"begin": begin, "value": begin}
-        return {"value": end} if start else {"begin": begin, "value": end}
+            return start or {"begin": begin, "value": begin, TABLE: self._identity}
+        return ({} if start else {"begin": begin}) | {"value": end, TABLE: self._identity}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        check_table(f"sql {self._options['table']}", end, self._identity)
         begin = start["value"] if start else end["begin"]
         return [] if end["value"] is None or begin == end["value"] else [ValueRange(begin, end["value"])]
 

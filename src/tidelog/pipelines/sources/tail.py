@@ -5,6 +5,10 @@ renamed (`app.log` to `app.log.1`) if the pattern also matches its new name. Onl
 
 A file system may give the inode of a removed file to a new file. So the stream also stores a hash of bytes before the
 position. If these bytes have changed, the file is another one or was truncated, and it is read from its beginning.
+
+A file may be missing for a while: it is being renamed, or its directory cannot be read or is not mounted. So its
+position remains in the offset of the stream. After a mount or a reboot, the device may have another number: a file with
+another device, the same inode and the same bytes before the position is the same file.
 """
 
 import glob
@@ -31,13 +35,16 @@ BYTES_MAX = 64 << 20
 SCHEMA = StructType().add("value", "string").add("path", "string").add("position", "long")
 HASHED_BYTES = 1024
 """A hash is made of at most this many bytes at the beginning of a file, and at most this many before a position."""
+MISSING_MAX = 10_000
+"""Upper bound on the files that an offset contains although they are missing. The oldest of them are forgotten."""
 BEGINNINGS = "begun"
 """Key in an offset of the stream. An offset describes one micro-batch. The value has the positions from which the
 micro-batch reads these files: in the first micro-batch, each file that is not read from position 0; in any other
-micro-batch, each file that was replaced or truncated. The micro-batch reads all other files from the position where the
-previous micro-batch ended, and new files from 0."""
+micro-batch, each file that was replaced or truncated, or whose device has another number. The micro-batch reads all
+other files from the position where the previous micro-batch ended, and new files from 0."""
 ENDS = "ends"
-"""Key in an offset of the stream. Its value has, for each file, the position at which the micro-batch ends."""
+"""Key in an offset of the stream. Its value has, for each file, the position at which the micro-batch ends. Missing
+files come first, in the order in which they were found to be missing."""
 HASHES = "hashes"
 """Key in an offset of the stream. Its value has, for each file, the result of `hash_before` for the position in ENDS.
 Offsets that were stored by an early version have no hashes."""
@@ -111,10 +118,13 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begins: dict[str, int] = dict(start.get(ENDS, {}))
         if not start and self._begins_with_latest:
             begins = {name: self._end_of_file(name, path) for name, path in files.items()}
-        known_hashes: dict[str, str] = start.get(HASHES, {})
-        ends: dict[str, int] = {}
-        hashes: dict[str, str] = {}
-        read_again: dict[str, int] = {}
+        known_hashes: dict[str, str] = dict(start.get(HASHES, {}))
+        adopted = adopt_from_other_devices(files, begins, known_hashes)
+        # Without a hash, a new file with the inode of a missing one could not be told apart from it.
+        missing = [name for name in begins if name not in files and name in known_hashes][-MISSING_MAX:]
+        ends: dict[str, int] = {name: begins[name] for name in missing}
+        hashes: dict[str, str] = {name: known_hashes[name] for name in missing}
+        begun: dict[str, int] = {name: begins[name] for name in adopted}
         for name, path in files.items():
             begin = begins.get(name, 0)
             known_hash = known_hashes.get(name)
@@ -133,16 +143,15 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if size < begin:  # when the query began, the file was shorter than `begin`; now it is not
                     begin = 0
                 if begin < begins.get(name, 0):
-                    read_again[name] = begin
+                    begun[name] = begin
                 ends[name] = end_of_lines(stream, path, begin, size)
                 if (end_hash := hash_before(stream, ends[name])) is not None:
                     hashes[name] = end_hash
         if not start:
             return {BEGINNINGS: begins, ENDS: ends, HASHES: hashes}
-        # The position in a file that no longer exists is forgotten: its inode may belong to another file later.
-        if ends == start[ENDS] and not read_again:
+        if ends == start[ENDS] and not begun:
             return start
-        return {ENDS: ends, HASHES: hashes} | ({BEGINNINGS: read_again} if read_again else {})
+        return {ENDS: ends, HASHES: hashes} | ({BEGINNINGS: begun} if begun else {})
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         if start == end:
@@ -156,12 +165,15 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if begin == last:
                 continue
             end_hash = end.get(HASHES, {}).get(name)
+            if name not in files and end_hash is not None:  # perhaps the device has another number now
+                found = same_inode(name, files)
+                name = next((each for each in found if has_lines_until(each, files[each], last, end_hash)), name)
             if name not in files or not has_lines_until(name, files[name], last, end_hash):
                 raise PipelineError(
                     f"file {self._pattern}: a file whose lines up to byte {last} belong to this micro-batch was "
                     "removed, truncated, replaced or renamed to a name that the pattern does not match"
                 )
-            ranges.append(LineRange(str(files[name]), int(name.rpartition("-")[2]), begin, last, end_hash))
+            ranges.append(LineRange(str(files[name]), inode_of(name), begin, last, end_hash))
         return ranges
 
     def read(self, partition: InputPartition) -> Iterator[tuple[str, str, int]]:
@@ -224,6 +236,32 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def name_of(found: os.stat_result) -> str:
     """Return the name that offsets of the stream use for a file: its device and inode."""
     return f"{found.st_dev}-{found.st_ino}"
+
+
+def inode_of(name: str) -> int:
+    """Return the inode in the result of `name_of`."""
+    return int(name.rpartition("-")[2])
+
+
+def same_inode(name: str, files: Mapping[str, Path]) -> list[str]:
+    """Return the names of the files that have the same inode as `name`, and another device."""
+    return [each for each in files if each != name and inode_of(each) == inode_of(name)]
+
+
+def adopt_from_other_devices(files: Mapping[str, Path], positions: dict[str, int], hashes: dict[str, str]) -> list[str]:
+    """Give each file without a position the position of a missing file that has the same inode, if the bytes before
+    this position have not changed. Changes `positions` and `hashes`. Return the names of the files that got a position.
+    """
+    missing = {inode_of(name): name for name in positions if name not in files and name in hashes}
+    adopted = []
+    for name, path in files.items():
+        old = missing.get(inode_of(name))
+        if old is None or name in positions or not has_lines_until(name, path, positions[old], hashes[old]):
+            continue
+        positions[name], hashes[name] = positions.pop(old), hashes.pop(old)
+        del missing[inode_of(name)]
+        adopted.append(name)
+    return adopted
 
 
 @contextmanager

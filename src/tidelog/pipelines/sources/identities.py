@@ -1,0 +1,29 @@
+"""The identity of the table that the position of a stream belongs to.
+
+Spark stores the positions of a query's sources by their order, and not by their names. A version or a value has a
+meaning only in the table in which it was read. So the position contains the identity of the table.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tidelog.pipelines.declarations import PipelineError
+
+TABLE = "table"
+"""Key of the identity in a position. Positions that an earlier version of Tidelog has stored do not have it."""
+
+
+def check_table(subject: str, position: Mapping[str, Any], present: str) -> None:
+    """Raise PipelineError if the position belongs to another table than the one with the identity `present`."""
+    stored = position.get(TABLE, present)
+    if stored != present:
+        raise other_table(subject, f"{stored} and not {present}")
+
+
+def other_table(subject: str, found: str) -> PipelineError:
+    """Return the error of a position that belongs to another table. `found` says what shows this."""
+    return PipelineError(
+        f"{subject}: the position of the stream belongs to another table ({found}): the table was removed and created"
+        " again, the declaration names another one, or sources of the pipeline have changed places. Restore it, or"
+        " begin again with: tidelog pipeline replay NAME --from TIME"
+    )
