@@ -317,3 +317,50 @@ def test_a_bounded_query_does_not_go_back_if_rows_were_deleted(url: str, table: 
     query(url, f"insert into {table} values (12, 'after the start')")
     assert read_on(bounded, end) == (end, [])
     assert read_on(stream_reader(options(url, table, column="id")), end)[1] == [12]
+
+
+@pytest.fixture
+def far_from_utc(url: str) -> Iterator[str]:
+    """A server whose sessions have another time zone than UTC."""
+    settings = {
+        "mysql+pymysql": ("set global time_zone = '-05:00'", "set global time_zone = 'SYSTEM'"),
+        "postgresql+psycopg": (
+            "alter role current_user set timezone = 'America/New_York'",
+            "alter role current_user reset timezone",
+        ),
+    }
+    if url.startswith("sqlite"):
+        pytest.skip("SQLite has no time zones")
+    change, restore = settings[url.partition(":")[0]]
+    query(url, change)
+    try:
+        yield url
+    finally:
+        query(url, restore)
+
+
+@pytest.mark.parametrize("kind", ["timestamp", "other"])
+def test_the_time_zone_of_the_server_changes_no_time(far_from_utc: str, table: str, kind: str) -> None:
+    """Both servers have a type for a moment, and one for a time without a time zone, which is then in UTC."""
+    url = far_from_utc
+    is_postgresql = url.startswith("postgresql")
+    column = {"timestamp": "timestamp(6)", "other": "timestamptz" if is_postgresql else "datetime(6)"}[kind]
+    query(url, f"create table {table} (id bigint primary key, moment {column} null)")
+    rows = Rows(pa.table({"id": [1], "moment": pa.array([MOMENT], pa.timestamp("us", "UTC"))}))
+    opened(sql(url, table), None, query=table).write(rows, 0)
+    reader = SqlReader(options(url, table), SqlDataSource(options(url, table)).schema())
+    assert list(reader.read(reader.partitions()[0])) == [(1, MOMENT)]
+    as_utc = "moment at time zone 'UTC'" if is_postgresql else "convert_tz(moment, '-05:00', '+00:00')"
+    converts = (column == "timestamptz") if is_postgresql else (column == "timestamp(6)")
+    assert query(url, f"select {as_utc if converts else 'moment'} from {table}") == [(MOMENT.replace(tzinfo=None),)]
+
+
+def test_the_delay_is_kept_whatever_the_time_zone_of_the_server_is(far_from_utc: str, table: str) -> None:
+    url = far_from_utc
+    query(url, f"create table {table} (id bigint primary key, changed timestamp(6) default current_timestamp(6))")
+    now = "now() at time zone 'UTC'" if url.startswith("postgresql") else "current_timestamp(6)"
+    query(url, f"insert into {table} values (1, {now})")
+    waiting = stream_reader(options(url, table, column="changed", isTimestamp="True", delayS="3600"))
+    assert read_on(waiting, {})[1] == []
+    at_once = stream_reader(options(url, table, column="changed", isTimestamp="True", delayS="0"))
+    assert read_on(at_once, {})[1] == [1]

@@ -15,6 +15,7 @@ from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, S
 from tidelog.pipelines.sinks.extras import load
 from tidelog.pipelines.sinks.keyed_rows import DELETED, KeyedRows, null_in_key, repeated
 from tidelog.pipelines.sinks.outages import is_outage
+from tidelog.pipelines.sinks.sql_sessions import prepare_sessions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -107,7 +108,9 @@ class Sql:
         return _DatabaseErrors(f"{self.describe()} at {engine.url.render_as_string(hide_password=True)}")
 
     def engine(self) -> "Engine":
-        """Return a new engine. Raises PipelineError if the URL is wrong or the database's driver is not installed."""
+        """Return a new engine, whose sessions use UTC. Raises PipelineError if the URL is wrong or the database's driver
+        is not installed.
+        """
         sqlalchemy = load("sqlalchemy", "sql()", "sql")
         # Each transaction has a connection of its own, so that no connection stays open in a task or after a failure.
         arguments = {"hide_parameters": True, "poolclass": sqlalchemy.pool.NullPool, **self.options}
@@ -119,10 +122,7 @@ class Sql:
             raise PipelineError(
                 f"{self.describe()}: the URL of the database is wrong: write it as postgresql+psycopg://USER@HOST/NAME"
             ) from error
-        if engine.dialect.name == "sqlite":
-            from tidelog.pipelines.sinks.sql_types import begin_transactions_explicitly
-
-            begin_transactions_explicitly(engine)
+        prepare_sessions(engine)
         return engine
 
 

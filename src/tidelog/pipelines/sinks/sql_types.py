@@ -228,21 +228,3 @@ def _text(value: Any) -> str:
     if isinstance(value, bytes | bytearray):
         return bytes(value).hex()
     return str(value) if not isinstance(value, Decimal) else format(value, "f")
-
-
-def begin_transactions_explicitly(engine: "Engine") -> None:
-    """Let each transaction of SQLite begin before its first statement. A statement waits up to 30 s for other writers.
-
-    Python's sqlite3 alone would begin a transaction only before the first statement that changes rows. Earlier reads
-    and earlier statements that create tables would then not be part of the transaction.
-    """
-    from sqlalchemy import event
-
-    @event.listens_for(engine, "connect")
-    def connected(connection: Any, _: Any) -> None:
-        connection.isolation_level = None
-        connection.execute("PRAGMA busy_timeout = 30000")
-
-    @event.listens_for(engine, "begin")
-    def begun(connection: Any) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
