@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from tidelog.pipelines.declarations import PipelineError
+from tidelog.pipelines.sinks.sql_checks import check_unique_indexes
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructField, StructType
@@ -111,7 +112,7 @@ def existing_table(engine: "Engine", name: str) -> "Table | None":
 
 def check_table(engine: "Engine", table: "Table", columns: "StructType", key: Sequence[str], sink: str) -> None:
     """Raise PipelineError unless the table has all columns, supports transactions, and has a unique index on the
-    columns of `key`, if there is a key.
+    columns of `key`, if there is a key. Raise it, too, if rows could replace rows with another key.
     """
     import sqlalchemy as sa
 
@@ -141,6 +142,7 @@ def check_table(engine: "Engine", table: "Table", columns: "StructType", key: Se
         if set(key) not in unique:
             names = ", ".join(key)
             raise PipelineError(f"{sink}: the table has no primary key and no unique index on ({names}): create one")
+        check_unique_indexes(engine, table, columns.names, key, sink)
     kind = table.dialect_options["mysql"].get("engine") if engine.dialect.name in {"mysql", "mariadb"} else None
     if kind is not None and str(kind).lower() != "innodb":
         raise PipelineError(f"{sink}: the table has the engine {kind}, which has no transactions: use ENGINE=InnoDB")
