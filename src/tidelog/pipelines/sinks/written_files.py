@@ -370,7 +370,9 @@ def _statistic(value: object) -> object:
     its type gets no statistics.
     """
     if isinstance(value, datetime):
-        return value.strftime("%Y-%m-%dT%H:%M:%S.%f") + ("Z" if value.tzinfo is not None else "")
+        # A year has four digits, as in 0001-01-01; strftime would omit the zeros, and readers cannot parse that.
+        text = value.replace(tzinfo=None).isoformat(timespec="microseconds")
+        return text + ("Z" if value.tzinfo is not None else "")
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, bool | bytes):

@@ -7,6 +7,7 @@ its start position. The table's log names these files, so a repeated micro-batch
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -292,6 +293,6 @@ def partition_text(value: object) -> str:
     """Return the value of a partition column as text, in the form that `partition_value` reads."""
     if isinstance(value, bool):
         return str(value).lower()
-    if hasattr(value, "strftime") and hasattr(value, "hour"):
-        return str(value.strftime("%Y-%m-%d %H:%M:%S.%f"))
+    if isinstance(value, datetime):
+        return value.replace(tzinfo=None).isoformat(sep=" ", timespec="microseconds")
     return str(value)
