@@ -375,7 +375,7 @@ def keyed(**columns: list[Any]) -> Rows:
     ("definition", "place"),
     [
         ("id bigint primary key, email varchar(50), unique at_once (email)", "at_once on email,"),
-        ("number bigint auto_increment primary key, id bigint, email varchar(50) unique, unique (id)", "email on email,"),
+        ("n bigint auto_increment primary key, id bigint, email varchar(50) unique, unique (id)", "email on email,"),
         ("id bigint unique, email varchar(50) primary key", "PRIMARY on email,"),
         ("id bigint, email varchar(50), primary key (id), unique u (email(1))", r"u on email \(first 1\)"),
         ("id bigint primary key, email varchar(50), shop int default 7, unique u (shop, email)", "u on shop, email,"),

@@ -108,8 +108,8 @@ class Sql:
         return _DatabaseErrors(f"{self.describe()} at {engine.url.render_as_string(hide_password=True)}")
 
     def engine(self) -> "Engine":
-        """Return a new engine, whose sessions use UTC. Raises PipelineError if the URL is wrong or the database's driver
-        is not installed.
+        """Return a new engine, whose sessions use UTC. Raises PipelineError if the URL is wrong or the database's
+        driver is not installed.
         """
         sqlalchemy = load("sqlalchemy", "sql()", "sql")
         # Each transaction has a connection of its own, so that no connection stays open in a task or after a failure.

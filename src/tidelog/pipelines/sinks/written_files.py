@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.pipelines.declarations import PipelineError
 from tidelog.pipelines.sinks.arrow_types import in_utc
+from tidelog.pipelines.sinks.delta_rules import check_required_values
 from tidelog.pipelines.sinks.stores import Store
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ class Layout:
     compression: str = "zstd"
     has_statistics: bool = False
     """Whether to return statistics of the files (Delta)."""
+    required: "pa.Schema | None" = None
+    """The table's columns, if some of their values must not be null (Delta)."""
     file_bytes_max: int | None = None
     """Size at which a task completes a file and begins another one, in bytes; None for no limit."""
 
@@ -78,14 +81,23 @@ class Layout:
 def write_files(batch: "DataFrame", store: Store, layout: Layout, sink: str) -> list[WrittenFile]:
     """Write all rows of `batch` and return the files, which are complete and durable.
 
-    Raises PipelineError, which names `sink`, if the rows cannot be partitioned as `layout` says.
+    Raises PipelineError, which names `sink`, if the rows cannot be partitioned as `layout` says. A task raises it if a
+    value is null that must not be null.
     """
 
     def write(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-        return write_task(batches, store, layout)
+        return write_task(checked(batches, layout, sink), store, layout)
 
     check_partition_columns(batch, layout.partition_by, sink)
     return [WrittenFile(*row) for row in batch.mapInArrow(write, RESULT).collect()]
+
+
+def checked(batches: "Iterator[pa.RecordBatch]", layout: Layout, sink: str) -> "Iterator[pa.RecordBatch]":
+    """Yield the batches. Raises PipelineError for a null in a column that must not be null."""
+    for batch in batches:
+        if layout.required is not None:
+            check_required_values(batch, layout.required, sink)
+        yield batch
 
 
 def check_partition_columns(batch: "DataFrame", names: tuple[str, ...], sink: str) -> None:

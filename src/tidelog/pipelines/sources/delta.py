@@ -21,6 +21,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 from pyspark.sql.types import StructType
 
 from tidelog.pipelines.declarations import PipelineError, SourceContext, TemporaryError
+from tidelog.pipelines.sinks.delta_rules import has_mapped_columns
 from tidelog.pipelines.sinks.object_errors import one_line, store_error, store_errors, without_secrets
 from tidelog.pipelines.sinks.stores import is_url
 from tidelog.pipelines.sources.columns import check_columns
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 NO_VERSION = -1
 """The position before a table's first version. If a stream begins here, its first micro-batch reads all rows of the
 newest version."""
-MAPPING_MODE = "delta.columnMapping.mode"
-"""Property of a table. Unless it is `none`, the columns have other names in the Parquet files than in the table."""
 VERSIONS_MAX = 1000
 """Upper bound on the versions that one micro-batch reads."""
 
@@ -100,10 +99,7 @@ class DeltaLog:
             found = store_error(label, self.location, error, self.storage.items()) if is_url(self.location) else None
             text = without_secrets(one_line(str(error)), self.storage.items())
             raise found or PipelineError(f"{label}: the table cannot be read: {text}") from error
-        protocol = table.protocol()
-        # A table with reader version 2 may use column mapping. Only later reader versions have a list of features.
-        may_be_mapped = protocol.min_reader_version == 2 or "columnMapping" in (protocol.reader_features or ())
-        if may_be_mapped and table.metadata().configuration.get(MAPPING_MODE, "none").lower() != "none":
+        if has_mapped_columns(table):
             raise PipelineError(f"delta {self.location}: the table uses column mapping, which this source cannot read")
         return table
 
