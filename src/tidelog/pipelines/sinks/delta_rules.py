@@ -102,7 +102,19 @@ def _inner_fields(kind: "pa.DataType") -> "list[pa.Field]":
     return [kind.item_field] if pa.types.is_map(kind) else []
 
 
-def check_required_values(batch: "pa.RecordBatch", required: "pa.Schema", sink: str) -> None:
+def with_required_values(
+    batches: "Iterator[pa.RecordBatch]", required: "pa.Schema | None", sink: str
+) -> "Iterator[pa.RecordBatch]":
+    """Yield the batches. Raises PipelineError if a value is null that must not be null in `required`, the columns of
+    the table; None: each value may be null.
+    """
+    for batch in batches:
+        if required is not None:
+            _check_required_values(batch, required, sink)
+        yield batch
+
+
+def _check_required_values(batch: "pa.RecordBatch", required: "pa.Schema", sink: str) -> None:
     """Raise PipelineError if a value of `batch` is null that must not be null in `required`."""
     for field in required:
         index = batch.schema.get_field_index(field.name)

@@ -168,6 +168,7 @@ class OpenedSql:
         for the lock, and then finds that the micro-batch is written.
         """
         from tidelog.pipelines.sinks.sql_types import converters, delete_statement, insert_statement
+        from tidelog.pipelines.sinks.sql_values import named_years
 
         columns = self._batches.c
         advance = self._batches.update().where(columns.query == self._query, columns.batch < batch_id)
@@ -177,14 +178,14 @@ class OpenedSql:
             connection.execute(table.delete())
         key = self._sink.keyed.key if self._sink.keyed else ()
         names = [name for name in rows.columns if name != DELETED]
-        convert = converters(
-            [column for column in rows.schema if column.name in names], table, self._engine.dialect.name
-        )
+        stored = [column for column in rows.schema if column.name in names]
+        convert = converters(stored, table, self._engine.dialect.name, self._sink.describe())
         insert = insert_statement(self._engine.dialect.name, table, names, key)
         remove = delete_statement(table, key) if key else None
         finds_repeated = self._sink.keyed is not None and self._sink.keyed.order_by is None
         keys: set[tuple[Any, ...]] = set()  # stays empty with `order_by`: then each key has one row
-        for chunk in in_chunks(rows.toLocalIterator(prefetchPartitions=True)):
+        found = named_years(rows.toLocalIterator(prefetchPartitions=True), rows.schema, self._sink.describe())
+        for chunk in in_chunks(found):
             for row in chunk if key else ():
                 if any(row[name] is None for name in key):
                     raise null_in_key(self._sink.describe(), key, [row[name] for name in key])
@@ -238,17 +239,22 @@ class OpenedSql:
 
     def _prepared(self, rows: "DataFrame") -> "Table":
         """Return the table. Create it with the columns of the rows if it does not exist."""
+        from tidelog.pipelines.sinks.sql_checks import check_columns, check_names
         from tidelog.pipelines.sinks.sql_types import check_table, create_table, existing_table
+        from tidelog.pipelines.sinks.sql_values import write_json_as_text
 
         if self._table is None:
             stored = rows.drop(DELETED).schema
             key = self._sink.keyed.key if self._sink.keyed else ()
+            check_names(stored, self._sink.describe())
             table = existing_table(self._engine, self._sink.table)
             if table is None:
                 create_table(self._engine, self._sink.table, stored, key)
                 table = existing_table(self._engine, self._sink.table)
                 assert table is not None
+            check_columns(self._engine, table, stored, key, self._sink.describe())
             check_table(self._engine, table, stored, key, self._sink.describe())
+            write_json_as_text(table)
             self._table = table
         return self._table
 

@@ -2,15 +2,20 @@
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.pipelines.declarations import PipelineError
 
 if TYPE_CHECKING:
+    from pyspark.sql.types import DataType, StructType
     from sqlalchemy import Engine, Table
 
 CONSTANT = re.compile(r"'.*'|-?[\d.]+", re.DOTALL)
 """A default of a column that is the same for each row, as MariaDB and MySQL write it."""
+INTEGERS = {"byte": 3, "short": 5, "integer": 10, "long": 19}
+"""Spark's types of whole numbers, with their greatest number of decimal digits."""
+DOUBLE_DIGITS, SINGLE_DIGITS = 15, 6
+"""Number of decimal digits that a floating-point number of 64 and of 32 bits keeps."""
 
 
 class IndexPart(NamedTuple):
@@ -20,6 +25,93 @@ class IndexPart(NamedTuple):
     """None for an expression."""
     length: int | None
     """The number of characters or bytes at the beginning of a value that the index contains. None: all of them."""
+
+
+def check_names(columns: "StructType", sink: str) -> None:
+    """Raise PipelineError if two columns have the same name: only the values of one of them would be stored."""
+    for number, name in enumerate(columns.names):
+        if name in columns.names[:number]:
+            raise PipelineError(
+                f"{sink}: two columns have the name {name}, as after a join: select one of them, or rename one"
+            )
+
+
+def check_columns(engine: "Engine", table: "Table", columns: "StructType", key: Sequence[str], sink: str) -> None:
+    """Raise PipelineError if the database would change values of `columns` in `table`, or if rows could replace rows
+    with another key. Columns that the table does not have are left out.
+    """
+    lower = {stored.name.lower(): stored.name for stored in table.columns}
+    for column in columns:
+        if column.name in table.columns:
+            stored = table.columns[column.name].type
+            if not keeps_values(column.dataType, stored, engine.dialect.name):
+                raise PipelineError(
+                    f"{sink}: column {column.name} is {stored.compile(engine.dialect)} in the table and"
+                    f" {column.dataType.simpleString()} in the rows, so the database would change or refuse values:"
+                    " cast the column in the pipeline, or change its type in the table"
+                )
+        elif column.name.lower() in lower:
+            raise PipelineError(
+                f"{sink}: column {column.name} of the rows differs only in case from {lower[column.name.lower()]} in"
+                " the table: rename it"
+            )
+    if key:
+        check_unique_indexes(engine, table, columns.names, key, sink)
+
+
+def keeps_values(row: "DataType", stored: Any, dialect: str) -> bool:
+    """Return whether a column of the type `stored` keeps all values of the Spark type `row`, or refuses them itself.
+
+    Types without a rule here are accepted, such as texts and types that only one database has.
+    """
+    import sqlalchemy as sa
+
+    name = row.typeName()
+    if isinstance(stored, sa.Boolean | sa.Integer):
+        # MariaDB and MySQL have only integers for truth values.
+        return name in {"boolean", *INTEGERS} or (name == "decimal" and getattr(row, "scale", 0) == 0)
+    if isinstance(stored, sa.Float):
+        return _float_keeps(row, stored, dialect)
+    if isinstance(stored, sa.Numeric):
+        return _numeric_keeps(row, stored, dialect)
+    if isinstance(stored, sa.DateTime):
+        return name in {"timestamp", "timestamp_ntz", "date"}
+    if isinstance(stored, sa.Date):
+        return name == "date"
+    return True
+
+
+def _float_keeps(row: "DataType", stored: Any, dialect: str) -> bool:
+    """Return whether a column of floating-point numbers keeps all values of `row`."""
+    import sqlalchemy as sa
+    from sqlalchemy.dialects import mysql
+
+    name = row.typeName()
+    is_single = (dialect == "postgresql" and isinstance(stored, sa.REAL)) or (
+        isinstance(stored, mysql.FLOAT) and dialect in {"mysql", "mariadb"}
+    )
+    if getattr(stored, "scale", None) is not None:  # FLOAT(7, 2) of MariaDB and MySQL rounds to two digits
+        return False
+    if name in {"float", "double"}:
+        return name == "float" or not is_single
+    digits = INTEGERS.get(name, getattr(row, "precision", 0) if name == "decimal" else 0)
+    return 0 < digits <= (SINGLE_DIGITS if is_single else DOUBLE_DIGITS)
+
+
+def _numeric_keeps(row: "DataType", stored: Any, dialect: str) -> bool:
+    """Return whether a column of decimal numbers keeps all values of `row`, or refuses those with too many digits."""
+    from tidelog.pipelines.sinks.sql_types import SQLITE_DIGITS
+
+    name = row.typeName()
+    if name in {"boolean", *INTEGERS}:
+        return True
+    if name != "decimal":
+        return False
+    precision, scale = getattr(row, "precision", 10), getattr(row, "scale", 0)
+    if dialect == "sqlite" and precision > SQLITE_DIGITS:
+        return False  # SQLite stores the number as a floating-point number
+    # Without a scale, PostgreSQL and SQLite keep all digits.
+    return stored.scale is None or stored.scale >= scale
 
 
 def check_unique_indexes(engine: "Engine", table: "Table", names: Sequence[str], key: Sequence[str], sink: str) -> None:

@@ -1,32 +1,32 @@
-"""Settings of each session with a database: its time zone, and when transactions begin."""
+"""Settings of each session with a database: its time zone, whether it is strict, and when transactions begin."""
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-UTC_STATEMENTS = {
-    "mariadb": "SET time_zone = '+00:00'",
-    "mysql": "SET time_zone = '+00:00'",
-    "postgresql": "SET TIME ZONE 'UTC'",
-}
-"""For each dialect of SQLAlchemy, the statement that sets a session's time zone. SQLite has no time zones."""
+MYSQL = "SET time_zone = '+00:00', sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES')"
+STATEMENTS = {"mariadb": MYSQL, "mysql": MYSQL, "postgresql": "SET TIME ZONE 'UTC'"}
+"""For each dialect of SQLAlchemy, the statement that begins a session. SQLite has no time zones."""
 
 
 def prepare_sessions(engine: "Engine") -> None:
-    """Let the sessions of `engine` use UTC, and let transactions of SQLite begin before their first statement."""
+    """Let the sessions of `engine` use UTC and refuse values that do not fit a column, and let transactions of SQLite
+    begin before their first statement.
+    """
     dialect = engine.dialect.name
     if dialect == "sqlite":
         _begin_transactions_explicitly(engine)
-    elif dialect in UTC_STATEMENTS:
-        _use_utc(engine, UTC_STATEMENTS[dialect])
+    elif dialect in STATEMENTS:
+        _begin_sessions(engine, STATEMENTS[dialect])
 
 
-def _use_utc(engine: "Engine", statement: str) -> None:
+def _begin_sessions(engine: "Engine", statement: str) -> None:
     """Set the time zone of each session to UTC, whatever the server, the role or the database prescribe.
 
     The session's time zone decides which moment a time in a `timestamp` column stands for: MariaDB and MySQL convert it
-    from and to this time zone, and PostgreSQL converts a time with a time zone to it if the column has none.
+    from and to this time zone, and PostgreSQL converts a time with a time zone to it if the column has none. In the
+    strict mode, MariaDB and MySQL do not cut off a text, nor use the nearest possible number.
     """
     from sqlalchemy import event
 

@@ -7,7 +7,6 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from tidelog.pipelines.declarations import PipelineError
-from tidelog.pipelines.sinks.sql_checks import check_unique_indexes
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructField, StructType
@@ -112,7 +111,7 @@ def existing_table(engine: "Engine", name: str) -> "Table | None":
 
 def check_table(engine: "Engine", table: "Table", columns: "StructType", key: Sequence[str], sink: str) -> None:
     """Raise PipelineError unless the table has all columns, supports transactions, and has a unique index on the
-    columns of `key`, if there is a key. Raise it, too, if rows could replace rows with another key.
+    columns of `key`, if there is a key.
     """
     import sqlalchemy as sa
 
@@ -142,7 +141,6 @@ def check_table(engine: "Engine", table: "Table", columns: "StructType", key: Se
         if set(key) not in unique:
             names = ", ".join(key)
             raise PipelineError(f"{sink}: the table has no primary key and no unique index on ({names}): create one")
-        check_unique_indexes(engine, table, columns.names, key, sink)
     kind = table.dialect_options["mysql"].get("engine") if engine.dialect.name in {"mysql", "mariadb"} else None
     if kind is not None and str(kind).lower() != "innodb":
         raise PipelineError(f"{sink}: the table has the engine {kind}, which has no transactions: use ENGINE=InnoDB")
@@ -181,13 +179,26 @@ def delete_statement(table: "Table", key: Sequence[str]) -> "Delete":
     return table.delete().where(*[table.c[name] == sa.bindparam(f"key_{name}") for name in key])
 
 
-def converters(columns: "Iterable[StructField]", table: "Table", dialect: str) -> Mapping[str, Callable[[Any], Any]]:
-    """For each column, return a function that converts a value of Spark's Row to a value for the database."""
+def converters(
+    columns: "Iterable[StructField]", table: "Table", dialect: str, sink: str
+) -> Mapping[str, Callable[[Any], Any]]:
+    """For each column, return a function that converts a value of Spark's Row to a value for the database. It raises
+    PipelineError, which begins with `sink`, for a value that the database would change.
+    """
     import sqlalchemy as sa
 
+    from tidelog.pipelines.sinks.sql_values import checked_converter
+
+    stored = {column.name: table.c[column.name].type for column in columns}
     return {
         # In MariaDB, JSON is only another name for LONGTEXT, so a JSON column gets a text there.
-        column.name: _converter(column.dataType, isinstance(table.c[column.name].type, sa.JSON), dialect)
+        column.name: checked_converter(
+            column,
+            stored[column.name],
+            dialect,
+            _converter(column.dataType, isinstance(stored[column.name], sa.JSON), dialect),
+            sink,
+        )
         for column in columns
     }
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.pipelines.declarations import PipelineError
 from tidelog.pipelines.sinks.arrow_types import in_utc
-from tidelog.pipelines.sinks.delta_rules import check_required_values
+from tidelog.pipelines.sinks.delta_rules import with_required_values
 from tidelog.pipelines.sinks.stores import Store
 
 if TYPE_CHECKING:
@@ -86,18 +86,10 @@ def write_files(batch: "DataFrame", store: Store, layout: Layout, sink: str) -> 
     """
 
     def write(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-        return write_task(checked(batches, layout, sink), store, layout)
+        return write_task(with_required_values(batches, layout.required, sink), store, layout)
 
     check_partition_columns(batch, layout.partition_by, sink)
     return [WrittenFile(*row) for row in batch.mapInArrow(write, RESULT).collect()]
-
-
-def checked(batches: "Iterator[pa.RecordBatch]", layout: Layout, sink: str) -> "Iterator[pa.RecordBatch]":
-    """Yield the batches. Raises PipelineError for a null in a column that must not be null."""
-    for batch in batches:
-        if layout.required is not None:
-            check_required_values(batch, layout.required, sink)
-        yield batch
 
 
 def check_partition_columns(batch: "DataFrame", names: tuple[str, ...], sink: str) -> None:
