@@ -287,7 +287,14 @@ def start_queries(
     places = checked_checkpoints(pipeline, run, state, identity, partial(has_offsets, session))
     # Must precede the loading of the sources: a value format may be a class that is defined in the pipeline's file.
     send_functions_by_value(pipeline)
-    context = SourceContext(session, run.bootstrap, pipeline.name, is_streaming=True, begin=identity.begin)
+    context = SourceContext(
+        session,
+        run.bootstrap,
+        pipeline.name,
+        is_streaming=True,
+        begin=identity.begin,
+        has_started=state.has_started(identity),
+    )
     frames: dict[str, DataFrame] = {}
     letter_sources: dict[str, Topic] = {}
     letter_loads: dict[int, str] = {}
@@ -327,7 +334,7 @@ def start_queries(
                     pipeline,
                     RunningQuery(
                         sink_name,
-                        pipeline.sinks[sink_name].open(sink_context),
+                        pipeline.sinks[sink_name].open(replace(sink_context, once=run.once)),
                         partial(state.mark_started, identity, sink_name),
                     ),
                     frame,
