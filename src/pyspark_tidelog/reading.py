@@ -59,8 +59,8 @@ class RangeReader:
         self._record_bytes = float(RECORD_BYTES_GUESS)
         self._report = loss_reporter(options.fail_on_data_loss)
         self._empty_since: float | None = None
-        """The arrival time of the first answer in the current series of empty answers. None before the first answer,
-        and if the latest answer had records or was throttled."""
+        """The arrival time of the first answer in the current series of answers without records. None before the first
+        answer, and if the latest answer had records or was throttled."""
 
     def arrow_batches(self) -> "Iterator[pa.RecordBatch]":
         """Yield the rows of the range. Raises DataLoss, DamagedBatch, and the errors of the client."""
@@ -110,7 +110,8 @@ class RangeReader:
         """Handle a position that is not in the log, and report the loss.
 
         If the log begins after the position, continue at the beginning of the log. If the log ends before the position,
-        end the range.
+        end the range. Otherwise the log has changed since the fetch, for example because a new leader had not yet
+        received the newest high watermark: nothing is lost, so pause, and the next fetch begins at the same position.
         """
         isolation = self._options.fetch.isolation
         earliest = self._broker.list_offsets({self._partition: EARLIEST}, isolation)[self._partition].offset
@@ -122,7 +123,12 @@ class RangeReader:
             self._position = begin
         else:
             latest = self._broker.list_offsets({self._partition: LATEST}, isolation)[self._partition].offset
-            self._end_early(latest)
+            if latest < self._position:
+                self._end_early(latest)
+            elif self._is_overdue():
+                self._end_or_give_up(latest)
+            else:
+                time.sleep(self._options.client.backoff.first_ms / 1000)
 
     def _handle_empty_answer(self, fetched: Fetched) -> None:
         """Handle an answer without a complete batch.
@@ -138,15 +144,26 @@ class RangeReader:
         if fetched.high_watermark < 0:  # the broker throttled the fetch, so its answer omits the partition
             self._empty_since = None
             return
+        if self._is_overdue():
+            read_committed = self._options.fetch.isolation == READ_COMMITTED
+            self._end_or_give_up(fetched.last_stable_offset if read_committed else fetched.high_watermark)
+
+    def _is_overdue(self) -> bool:
+        """Return whether no fetch has returned records within the client's `default_api_timeout_ms`. The time begins
+        with the first such call.
+        """
         now = time.monotonic()
         if self._empty_since is None:
             self._empty_since = now
-        timeout_ms = self._options.client.default_api_timeout_ms
-        if (now - self._empty_since) * 1000 < timeout_ms:
-            return
-        read_committed = self._options.fetch.isolation == READ_COMMITTED
-        latest = fetched.last_stable_offset if read_committed else fetched.high_watermark
+        return (now - self._empty_since) * 1000 >= self._options.client.default_api_timeout_ms
+
+    def _end_or_give_up(self, latest: int) -> None:
+        """Raise GaveUp if the log continues after the position, otherwise report the loss and end the range.
+
+        `latest` is as in `_end_early`.
+        """
         if latest > self._position:  # the log continues, so the records are not lost
+            timeout_ms = self._options.client.default_api_timeout_ms
             raise GaveUp(
                 f"{self._partition}: no record at or after offset {self._position} was received for {timeout_ms} ms, "
                 f"although the log continues to offset {self._end_text(latest)}"

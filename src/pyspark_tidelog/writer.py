@@ -227,7 +227,9 @@ def write_rows(options: WriteOptions, rows: "Iterator[pa.RecordBatch]") -> Write
 def write_rows_once(options: WriteOptions, rows: "Iterator[pa.RecordBatch]") -> WriterCommitMessage:
     """Write the rows of one task in a transaction, in a worker. The transaction remains open.
 
-    If a decision says that the rows have already been written, write nothing.
+    If a decision says that the rows must not be written any more, write nothing. They have been written, or their
+    micro-batch was left out, and a later one is decided. In the latter case, `commit_batch` raises an error in the
+    driver, so the rows are not lost without a message.
     """
     from pyspark import TaskContext
 

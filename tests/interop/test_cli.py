@@ -455,7 +455,7 @@ def test_what_a_plan_of_offsets_leaves_out(tidelog: Run, topic: str) -> None:
     assert note + "set them with --topic, and another target than --shift-by.\n" in shifted
     assert document(tidelog(*reset, "--to-earliest", "--json"))["left_out"] == [{"topic": topic, "partition": 1}]
     copied = tidelog("group", "copy-offsets", group, copy, "--topic", topic).stderr.decode()
-    assert note + f"set them with tidelog group reset-offsets {copy} --topic TOPIC.\n" in copied
+    assert note + f"set them with tidelog group reset-offsets {copy} --topic {topic}:1 and a target" in copied
     assert b"Left out" not in tidelog("group", "copy-offsets", group, copy, "--topic", f"{topic}:0").stderr
     assert document(tidelog("group", "copy-offsets", group, copy, "--json"))["left_out"] == [
         {"topic": topic, "partition": 1}

@@ -49,3 +49,17 @@ def test_compaction_at_different_times_is_no_difference(one: CompactedReplica, o
 def test_a_difference_is_found(one: CompactedReplica, other: CompactedReplica) -> None:
     with pytest.raises(Violation, match="SameLatestRecords"):
         compare(LATEST, one, other)
+
+
+def test_a_replica_that_was_away_for_too_long_may_keep_a_deleted_key() -> None:
+    one, other = replica("1", 5, k2="a=2", k4="b=4"), replica("2", 5, k4="b=4")
+    asked: list[tuple[bytes, int]] = []
+
+    def may_miss(key: bytes, offset: int) -> bool:
+        asked.append((key, offset))
+        return True
+
+    compare(LATEST, one, other, may_miss)
+    assert asked == [(b"a", 2)]
+    with pytest.raises(Violation, match="SameLatestRecords"):
+        compare(LATEST, one, replica("2", 5, k0="a=1", k4="b=4"), may_miss)

@@ -88,6 +88,7 @@ class ClusterChecks:
         """Compare the replicas of compacted topics. Raises Violation."""
         self._compacted.check()
         self._ledger.coverage["keys compared"] = self._compacted.compared_keys
+        self._ledger.coverage["tombstones missed by a late replica"] = self._compacted.missed_tombstones
 
     def is_on_leader(self, partition: TopicPartition, offset: int, value: bytes) -> bool:
         """Return whether the leader that the journal names has a record in its files; without a leader, whether any
@@ -182,6 +183,8 @@ class ClusterChecks:
         if self._last_views.get((process, place)) == view:
             return
         self._last_views[process, place] = view
+        if view.compacted:
+            self._compacted.note_end(node.node_id, view)
         name = f"{view.partition} on {node.host.name}"
         role = (view.is_leader, view.leader_epoch, view.isr)
         if self._roles.get((node.node_id, place)) != role:

@@ -20,6 +20,7 @@ from tidelog.pipelines import PipelineError, file, pipeline, topic
 from tidelog.pipelines import json as json_format
 from tidelog.pipelines.checkpoints import ObsoleteCheckpoints, has_offsets, remove_with_spark
 from tidelog.pipelines.declarations import SinkContext, SourceContext, TemporaryError
+from tidelog.pipelines.failures import TOPIC_REMEDY
 from tidelog.pipelines.lag import LagMonitor
 from tidelog.pipelines.loading import declared_pipeline
 from tidelog.pipelines.running import Run, run
@@ -326,7 +327,7 @@ def test_without_a_dead_letter_topic_an_unparsable_record_stops_the_pipeline(
         run(copy, bootstrap=log.bootstrap, state=tmp_path, spark=spark, timeout_s=LIMIT_S)
     assert str(failure.value) == (
         f"pipeline copy: the record at topic {sales} partition 1 offset 1 cannot be parsed: the value is not exactly"
-        " one JSON object. Set dead_letters='TOPIC' in the declaration to put such records aside"
+        f" one JSON object{TOPIC_REMEDY}"
     )
 
 

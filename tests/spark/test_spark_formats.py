@@ -71,9 +71,14 @@ CSV_ERRORS = [
     (b'1,"a"\n,2.5', "the value has more than one line"),
     (b'1,"a,2.5', "a quoted field has no closing quote"),
     (b"1,a,2.5,x", "the value does not fit the schema of 3 fields: there are too many fields"),
-    (b"1,a", "the value does not fit the schema of 3 fields: price (double) has no valid value"),
-    (b"x,a,2.5", "the value does not fit the schema of 3 fields: id (int) has no valid value"),
-    (b" 1 , a , 2.5 ", "the value does not fit the schema of 3 fields: id (int) has no valid value"),
+    (b"1,a", "the value does not fit the schema of 3 fields: no value, or no valid value, in price (double)"),
+    (b"x,a,2.5", "the value does not fit the schema of 3 fields: no value, or no valid value, in id (int)"),
+    (
+        b"x,,q",
+        "the value does not fit the schema of 3 fields: no value, or no valid value, in id (int), name (string), "
+        "price (double)",
+    ),
+    (b" 1 , a , 2.5 ", "the value does not fit the schema of 3 fields: no value, or no valid value, in id (int)"),
     (b",a,2.5", "the field id is required, but missing or null"),
 ]
 CSV_RECORDS = [

@@ -1,8 +1,7 @@
 """The driver's part of the exactly-once sink: decide about a micro-batch, then end the transactions of its tasks."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pyspark_tidelog.errors import WriteError
 from pyspark_tidelog.exactly_once.decision import (
@@ -67,8 +66,8 @@ def commit_batch(client: Client, identity: BatchIdentity, results: Sequence[Task
     earlier = decider.decision
     if earlier.covers(identity.batch):
         decider.mark_finished()
-        with _failed_abort_logged():
-            client.end_transactions([each.producer for each in own if each not in earlier.transactions], commit=False)
+        undecided = [each.producer for each in own if each not in earlier.transactions]
+        _log_failed_aborts(lambda: client.end_transactions(undecided, commit=False))
         _check_left_out(identity, earlier, results)
         return
     written = earlier.transactions if earlier.state is State.PARTIAL else ()
@@ -88,8 +87,7 @@ def commit_batch(client: Client, identity: BatchIdentity, results: Sequence[Task
     # If a newer driver has fenced this one, this one must abort nothing: the newer driver may have decided to commit
     # some of the leftovers.
     if decider.mark_finished() and leftovers:
-        with _failed_abort_logged():
-            client.abort_leftovers(leftovers)
+        _log_failed_aborts(lambda: client.abort_leftovers(leftovers))
 
 
 def abort_batch(client: Client, identity: BatchIdentity, results: Iterable[TaskResult], timeout_ms: int) -> None:
@@ -101,8 +99,7 @@ def abort_batch(client: Client, identity: BatchIdentity, results: Iterable[TaskR
         return
     decider = _Decider(client, identity, timeout_ms)
     undecided = [each.producer for each in own if each not in decider.decision.transactions]
-    with _failed_abort_logged():
-        client.end_transactions(undecided, commit=False)
+    _log_failed_aborts(lambda: client.end_transactions(undecided, commit=False))
     decider.finish()
     decider.mark_finished()
 
@@ -335,12 +332,23 @@ def _is_open(state: object, producer: TransactionalProducer) -> bool:
     )
 
 
-@contextmanager
-def _failed_abort_logged() -> Iterator[None]:
-    """Log a failed abort instead of raising it. An abort only saves readers from waiting for the timeouts of the
-    transactions.
+def _log_failed_aborts(abort: Callable[[], Mapping[TransactionalProducer, object]]) -> None:
+    """Call `abort`, which returns a result for each producer. Log failures instead of raising them: an abort only saves
+    readers from waiting for the timeouts of the transactions.
+
+    An error that says that the transaction is no longer open is no failure: it was aborted after its timeout, or a
+    newer run uses the transactional id.
     """
     try:
-        yield
+        results = abort()
     except (ApiError, ClientError) as error:
         logger.warning("transactions of the query remain open until their timeout: %s", error)
+        return
+    ended = NOT_OPEN_CODES | {ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND}
+    failures = {
+        producer: result
+        for producer, result in results.items()
+        if isinstance(result, Exception) and not (isinstance(result, ApiError) and result.code in ended)
+    }
+    for producer, failure in failures.items():
+        logger.warning("transaction %r remains open until its timeout: %s", producer.transactional_id, failure)

@@ -30,7 +30,7 @@ class TaskResult(WriterCommitMessage):
         self.transaction = transaction
         """The open transaction with the rows. None if the task has no rows, or has written none."""
         self.is_skipped = is_skipped
-        """Whether the task has written nothing because a decision says that its rows are already written."""
+        """Whether the task has written nothing because a decision says that its rows must not be written any more."""
 
 
 class TransactionalIds:

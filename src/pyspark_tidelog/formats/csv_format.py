@@ -113,7 +113,9 @@ class CsvFormat(TextFormat):
         return result(error, record)
 
     def _mismatch(self, record: "Column") -> "Column":
-        """Return the error for a line that does not fit the schema. The error names the null fields of `record`."""
+        """Return the error for a line that does not fit the schema. The error names the null fields of `record`: Spark
+        does not say which of them are empty or missing in the line, and which have a text that does not fit.
+        """
         from pyspark.sql import functions as F
 
         names = [
@@ -122,7 +124,7 @@ class CsvFormat(TextFormat):
         ]
         listed = F.concat_ws(", ", *names)
         reason = F.when(listed == "", F.lit("there are too many fields")).otherwise(
-            F.concat(listed, F.lit(" has no valid value"))
+            F.concat(F.lit("no value, or no valid value, in "), listed)
         )
         return F.concat(F.lit(f"the value does not fit the schema of {counted(len(names), 'field')}: "), reason)
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
         - Steps: long processing in steps, which returns an outcome.
         - A coroutine: waits for a change of the metadata or for a thread, and returns an outcome.
 
-    A Pending is completed with T. If steps have run before the Pending was returned, it may also be completed with any
-    other outcome.
+    A Pending that the handler returns is completed with T, the response. A Pending that Steps return may also be
+    completed with another Pending, with Steps or with a coroutine, which `broker.slot` then processes.
     """
 
 R = TypeVar("R")

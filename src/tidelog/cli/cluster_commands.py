@@ -360,8 +360,8 @@ def upgrade(
 
     A new version of Tidelog may store metadata that older versions cannot
     read. It stores such metadata only after the new level is finalized.
-    Finalize the levels when all brokers have the new version, and after a
-    single broker was extended to a cluster. The level of
+    Finalize the levels when all brokers run the new version of Tidelog, and
+    after a single broker was extended to a cluster. The level of
     tidelog.metadata.version cannot be lowered again.
 
     Examples:

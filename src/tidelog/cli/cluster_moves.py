@@ -118,7 +118,13 @@ def show_or_execute(client: "Client", moves: Sequence[PlannedMove], execution: E
     if execution.undo:
         write_plan(execution.undo, plan_document(moves, before=True))
     if execution.throttle is not None:
-        set_throttle(client, moves, execution.throttle)
+        try:
+            set_throttle(client, moves, execution.throttle)
+        except CommandError as error:
+            raise CommandError(
+                f"nothing was moved, because the limit of --throttle could not be set everywhere: {error}; to remove it"
+                " where it was set: tidelog cluster reassign --clear-throttle"
+            ) from error
     failures = alter_reassignments(client, {(move.topic, move.partition): move.after for move in moves})
     report(failures)
     started = [move for move in moves if (move.topic, move.partition) not in failures]
@@ -148,22 +154,22 @@ def without_new_replicas(client: "Client", moves: Sequence[PlannedMove]) -> dict
     A broker still reports the former replicas until it has applied the end of the moves to its metadata. Therefore the
     replicas are requested several times.
     """
-    for _ in range(READS_MAX):
+    for read in range(READS_MAX):
+        if read:
+            time.sleep(POLL_S)
         replicas = {(part.topic, part.partition): part.replicas for part in read_partitions(client)}
         if all(replicas.get((move.topic, move.partition)) == move.after for move in moves):
             return {}
-        time.sleep(POLL_S)
-    return {
-        (move.topic, move.partition): CommandError(
-            "the move was cancelled or replaced; the replicas are on "
-            + (
-                comma_separated(replicas.get((move.topic, move.partition), ()))
-                or "no broker, because the topic was deleted"
-            )
-        )
-        for move in moves
-        if replicas.get((move.topic, move.partition)) != move.after
-    }
+    failures = {}
+    for move in moves:
+        present = replicas.get((move.topic, move.partition))
+        if present is None:
+            failures[move.topic, move.partition] = CommandError("the topic was deleted, so the move has ended")
+        elif present != move.after:
+            brokers = comma_separated(present)
+            text = f"the move was cancelled or replaced; the replicas are on {brokers}"
+            failures[move.topic, move.partition] = CommandError(text)
+    return failures
 
 
 def print_done(execution: Execution, text: str, moves: Sequence[PlannedMove]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.cli.cluster import DELETE, SET, TOPIC_RESOURCE, ask_controller, code_error
 from tidelog.cli.connection import ANSWER_MS
-from tidelog.cli.errors import CommandError
+from tidelog.cli.errors import CommandError, raise_together
 from tidelog.cli.own_client import ask_any, raise_for_code
 
 if TYPE_CHECKING:
@@ -124,9 +124,10 @@ def _alter_settings(client: "Client", changes: Mapping[tuple[int, str], Mapping[
     """Set the settings of brokers and topics; None removes a setting. The request that changes a broker's settings is
     sent to this broker.
 
-    Raises CommandError for the first resource that is refused, after all requests have been sent.
+    Raises CommandError after all requests have been sent. It names every resource that was refused, and every broker
+    that did not answer.
     """
-    from tidelog.cli.own_client import ask, broker_address, broker_addresses
+    from tidelog.cli.own_client import ask_each, broker_addresses
     from tidelog.wire.messages.incremental_alter_configs import (
         AlterableConfig,
         AlterConfigsResource,
@@ -135,18 +136,23 @@ def _alter_settings(client: "Client", changes: Mapping[tuple[int, str], Mapping[
     )
 
     addresses = broker_addresses(client)
-    answers = []
+    failures: list[CommandError] = []
     for (kind, name), settings in changes.items():
         configs = [
             AlterableConfig(setting, DELETE if value is None else SET, value) for setting, value in settings.items()
         ]
         request = IncrementalAlterConfigsRequest(resources=[AlterConfigsResource(kind, name, configs)])
-        if kind == BROKER_RESOURCE:
-            if int(name) not in addresses:
-                continue  # a broker that is down needs no throttle: it sends and receives no records
-            answers += ask(client, [(broker_address(addresses, int(name)), request)], IncrementalAlterConfigsResponse)
-        else:
-            answers.append(ask_any(client, request, IncrementalAlterConfigsResponse))
-    for answer in answers:
-        for result in answer.responses:
-            raise_for_code(result.error_code, result.error_message)
+        try:
+            if kind == BROKER_RESOURCE:
+                if int(name) not in addresses:
+                    continue  # a broker that is down needs no throttle: it sends and receives no records
+                [answer] = ask_each(client, [(addresses[int(name)], request)], IncrementalAlterConfigsResponse)
+                if isinstance(answer, CommandError):
+                    raise answer
+            else:
+                answer = ask_any(client, request, IncrementalAlterConfigsResponse)
+            for result in answer.responses:
+                raise_for_code(result.error_code, result.error_message)
+        except CommandError as error:
+            failures.append(CommandError(f"{'broker' if kind == BROKER_RESOURCE else 'topic'} {name}: {error}"))
+    raise_together(failures)

@@ -23,6 +23,7 @@ from tidelog.cli.groups import (
     list_groups,
     members_text,
     parse_group_names,
+    readers_of,
 )
 from tidelog.cli.lag import read_commits
 from tidelog.cli.offline import partitions_text
@@ -35,7 +36,7 @@ from tidelog.cli.offset_plan import (
     read_offsets,
     topics_and_partitions,
 )
-from tidelog.cli.tables import counted, name_text, print_json, print_table, printable
+from tidelog.cli.tables import counted, name_text, print_json, print_table, printable, ranges
 from tidelog.cli.when import NotATimeError, parse_time_ms
 from tidelog.model.ids import indexes_by_topic
 
@@ -198,9 +199,10 @@ def copy_offsets(
         changes = plan(partitions, source_offsets, committed, logs)
         apply_plan(cluster_client, group, changes, omitted, is_new=is_new, execute=execute, json=json)
     if omitted and not json:
-        report_omitted_partitions(
-            omitted, source, f"set them with tidelog group reset-offsets {name_text(group)} --topic TOPIC"
-        )
+        # The remedy names the partitions, because it must not change the offsets that were copied.
+        topics = " ".join(f"--topic {name}:{ranges(parts)}" for name, parts in indexes_by_topic(omitted).items())
+        command = f"tidelog group reset-offsets {name_text(group)} {topics}"
+        report_omitted_partitions(omitted, source, f"set them with {command} and a target, such as --to-earliest")
 
 
 def delete(
@@ -287,7 +289,7 @@ def delete_offsets(
         partitions_in_use = delete_committed(cluster_client, group, partitions)
         if partitions_in_use:
             topics = ", ".join(sorted({topic for topic, _ in partitions_in_use}))
-            members = members_text(describe_one(cluster_client, group))
+            members = members_text(readers_of(describe_one(cluster_client, group), partitions_in_use))
             raise CommandError(f"members of group {group_text} read {topics}: {members}; stop them first")
     if json:
         print_json([{"group": group, "topic": name, "partition": partition} for name, partition in partitions])

@@ -178,6 +178,17 @@ def partition_list_text(partitions: "Iterable[TopicPartition]") -> str:
     return "; ".join(f"{topic} {ranges(numbers)}" for topic, numbers in by_topic)
 
 
+def readers_of(group: "Group", partitions: "Iterable[tuple[str, int]]") -> "Group":
+    """Return the group with only those members that may read the topics of these partitions.
+
+    A member whose partitions are not known is kept. If no member has a partition of these topics, as during a
+    rebalance, all members are kept: a member may be subscribed to a topic of which it has no partition.
+    """
+    topics = {topic for topic, _ in partitions}
+    readers = [m for m in group.members if m.problem or any(tp.topic in topics for tp in m.partitions)]
+    return group._replace(members=readers or group.members)
+
+
 def members_text(group: "Group") -> str:
     """Return the members as text: billing-1@10.0.0.7 (orders 0-3), ..."""
     names = [f"{m.client_id}@{host_text(m)} ({partitions_text(m) or 'reads nothing'})" for m in group.members]

@@ -92,8 +92,8 @@ def produce(
     With --json, a line has the key, value, headers and timestamp of a
     record; each of them may be null. The fields key_base64 and value_base64
     are for bytes that are not UTF-8, also in headers. The key decides the
-    partition. With --keep-partitions, the line's field "partition" decides
-    it. A line with an unknown field is an error.
+    partition if --partition is not given. With --keep-partitions, the line's
+    field "partition" decides it. A line with unknown fields is an error.
 
     Examples:
 
@@ -273,7 +273,7 @@ class Writer:
             self.online_partitions = cycle(online)
             offline.warn(
                 offline_by_topic,
-                "Records whose key selects an offline partition cannot be written; all other records can.",
+                "Records whose key or line selects an offline partition cannot be written; all other records can.",
             )
 
     def write_all(self, records: Iterable[OutgoingRecord]) -> None:

@@ -62,9 +62,9 @@ def security_of(settings: Mapping[str, str]) -> "Security":
                 for name in FILES
                 if name in settings and name != KEY_PASSWORD
             ]
+            subject = "the certificates or the private key" if CERTIFICATE in settings else "the certificates"
             raise CommandError(
-                f"the certificates for TLS cannot be used: {error}; they are from"
-                f" {', '.join(given) or 'the operating system'}"
+                f"{subject} for TLS cannot be used: {error}; they are from {', '.join(given) or 'the operating system'}"
             ) from error
     return Security(tls, _sasl(settings) if has_sasl else None)
 

@@ -191,12 +191,7 @@ def abort(
     partition: Annotated[
         int | None,
         typer.Option(
-            "--partition",
-            "-p",
-            metavar="N",
-            min=0,
-            show_default=False,
-            help="The partition in which the transaction hangs.",
+            "--partition", "-p", metavar="N", min=0, show_default=False, help="Partition of a hanging transaction."
         ),
     ] = None,
     start_offset: Annotated[

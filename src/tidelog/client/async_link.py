@@ -61,7 +61,7 @@ class AsyncLink:
         frame_bytes_max: int = FRAME_BYTES_MAX,
     ) -> Self:
         """Open a connection and request the broker's versions. Raises OSError or BrokenProtocol if the connection
-        fails, and ApiError if the broker rejects the request for its versions.
+        fails, and ApiError if the broker rejects the first request (ApiVersions).
         """
         link = cls(runtime, client_id, frame_bytes_max=frame_bytes_max)
         await runtime.network.connect(host, port, link)

@@ -73,7 +73,7 @@ class ClientConnection:
             offered_versions = [v.max_version for v in response.api_keys if v.api_key == ApiVersionsRequest.api_key]
             return self._greeting(min(version - 1, max(offered_versions, default=0)))
         if response.error_code != ErrorCode.NONE:
-            raise error_for(response.error_code, "the broker rejects the request for its versions")
+            raise error_for(response.error_code, "the broker rejects the first request (ApiVersions)")
         self.versions = {v.api_key: VersionRange(v.min_version, v.max_version) for v in response.api_keys}
         return None
 

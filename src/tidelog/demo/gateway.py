@@ -6,9 +6,12 @@ python -m tidelog.demo.gateway BOOTSTRAP EXPIRY_MS BURSTS PAUSE_S
 import json
 import sys
 import time
+from collections import Counter
+from collections.abc import Sequence
 
 from confluent_kafka import KafkaError, Message, Producer
 
+from tidelog.cli.tables import counted
 from tidelog.demo.ledger import now_ms
 from tidelog.demo.orders import ORDERS, read_orders
 
@@ -43,8 +46,15 @@ def replay(bootstrap: str, *, expiry_ms: int, bursts: int, pause_s: float) -> fl
         if start + burst_size < len(orders):
             time.sleep(pause_s)
     if errors:
-        raise RuntimeError(f"{len(errors)} orders were not acknowledged: {errors[0]}")
+        raise RuntimeError(not_acknowledged(errors))
     return longest_wait_s
+
+
+def not_acknowledged(errors: Sequence[object]) -> str:
+    """Return the message for orders that were not acknowledged. It names each error once, with its number."""
+    kinds = Counter(map(str, errors))
+    reasons = "; ".join(f"{counted(number, 'order')}: {text}" for text, number in kinds.items())
+    return f"orders were not acknowledged: {reasons}"
 
 
 if __name__ == "__main__":

@@ -7,7 +7,10 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from importlib.resources import files
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
 
 ORDERS = "orders"
 EVENTS = "order-events"
@@ -82,3 +85,8 @@ def opening_stock(orders: list[Order]) -> dict[str, int]:
 def _rows() -> Iterator[dict[str, str]]:
     data = gzip.decompress(files(__package__).joinpath(DATA).read_bytes())
     return csv.DictReader(io.StringIO(data.decode(), newline=""))
+
+
+def place_of(message: "Message") -> str:
+    """Return the place of a record in the log, for an error."""
+    return f"{message.topic()}-{message.partition()}, offset {message.offset()}"

@@ -17,7 +17,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, Message
 
-from tidelog.demo.orders import EVENTS
+from tidelog.demo.orders import EVENTS, place_of
 
 LARGE_PENCE = 50_000
 """The reader `risk` counts accepted orders of at least this value."""
@@ -90,8 +90,10 @@ class Reader:
         self._db.execute("BEGIN")
         for message in messages:
             value = message.value()
-            if message.error() is not None or not isinstance(value, bytes):
+            if message.error() is not None:
                 raise RuntimeError(f"events cannot be read: {message.error()}")
+            if not isinstance(value, bytes):
+                raise RuntimeError(f"an event has no value: {place_of(message)}")
             if not self._db.execute("INSERT OR IGNORE INTO seen VALUES (?)", (event_id(message),)).rowcount:
                 self._db.execute("INSERT INTO repeats VALUES (1)")
                 continue

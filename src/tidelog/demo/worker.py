@@ -17,7 +17,7 @@ from types import FrameType
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 
 from tidelog.demo.ledger import Event, Ledger, now_ms
-from tidelog.demo.orders import EVENTS, ORDERS, Order
+from tidelog.demo.orders import EVENTS, ORDERS, Order, place_of
 
 GROUP = "order-workers"
 BATCH = 100
@@ -106,10 +106,12 @@ class Worker:
 
 
 def _value(message: Message) -> bytes:
-    """Return the value of a record. Raises RuntimeError if the message is an error."""
+    """Return the value of a record. Raises RuntimeError if the message is an error, or has no value."""
     error, value = message.error(), message.value()
-    if error is not None or not isinstance(value, bytes):
+    if error is not None:
         raise RuntimeError(f"orders cannot be read: {error}")
+    if not isinstance(value, bytes):
+        raise RuntimeError(f"an order has no value: {place_of(message)}")
     return value
 
 

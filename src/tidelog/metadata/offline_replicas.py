@@ -27,10 +27,10 @@ def end_replicas(
     has returned. Otherwise the partition keeps its state: if the broker `broker_id` is the leader, it remains the
     leader and answers requests with a storage error.
 
-    If the broker is in neither the ISR nor the ELR, only the partition epoch is incremented. The leader may have a
-    proposal that adds the broker to the ISR, because of records that the broker's log had before. The controller then
-    refuses this proposal, since it names the earlier partition epoch. Clients do not see partition epochs.
-    Raises ApiError (STALE_BROKER_EPOCH).
+    If the broker is in neither the ISR nor the ELR, only the partition epoch is incremented. This is necessary because
+    the leader may already have sent a proposal to add the broker to the ISR, based on records that were in the broker's
+    log before it went offline. This proposal has the earlier partition epoch, so the controller refuses it. Clients do
+    not see partition epochs. Raises ApiError (STALE_BROKER_EPOCH).
     """
     registered_broker(image, broker_id, broker_epoch)
     changes = StateChanges(image)

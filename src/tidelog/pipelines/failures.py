@@ -4,8 +4,19 @@ import re
 
 from tidelog.pipelines.declarations import PipelineError, TemporaryError
 
-RAISED = re.compile(r"(pipeline [^\n]* cannot be parsed: [^\n]*? to put such records aside)")
-"""The error that the parser of a source raises, in a worker, for a record that cannot be parsed (see `topics`)."""
+TOPIC_REMEDY = (
+    ". With dead_letters='TOPIC' in the declaration, the pipeline writes such records to this topic and continues"
+)
+HTTP_REMEDY = (
+    ". To separate such records from the others, leave out schema, and parse the column 'value' in the pipeline's"
+    " function"
+)
+"""The ends of the errors that the parser of a source raises, in a worker, for a record that cannot be parsed (see
+`topics` and `sources/http`)."""
+RAISED = re.compile(
+    rf"(pipeline [^\n]* cannot be parsed: [^\n]*?(?:{'|'.join(map(re.escape, (TOPIC_REMEDY, HTTP_REMEDY)))}))"
+)
+"""Such an error within the text of Spark's error."""
 PYTHON_ERROR = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Loss|Batch|Partition|Requested)): (.+)$", re.MULTILINE)
 """The name and the text of a Python error, with or without a traceback. The name has one of the usual endings."""
 TRACEBACK = re.compile(

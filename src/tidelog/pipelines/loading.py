@@ -19,8 +19,10 @@ NO_SESSION = "SESSION_OR_CONTEXT_NOT_EXISTS"
 
 
 def load(reference: str) -> list[Pipeline]:
-    """Load `FILE` or `FILE:NAME`, and return the pipelines of the file in the order of their declarations; with NAME,
-    only this pipeline. Raises PipelineError.
+    """Load `FILE` or `FILE:NAME`, and return the pipelines of the file in the order of their declarations.
+
+    With NAME, return only the pipeline of this name, or, if there is none, the pipeline whose function has this name.
+    Raises PipelineError.
     """
     file_name, name = split_reference(reference)
     found = pipelines_of(load_module(Path(file_name)))
@@ -28,9 +30,12 @@ def load(reference: str) -> list[Pipeline]:
         raise PipelineError(f"{file_name} declares no pipeline: put @pipeline(source=..., sink=...) before a function")
     if not name:
         return found
-    chosen = [each for each in found if name in (each.name, each.function.__name__)]
+    chosen = [each for each in found if each.name == name] or [each for each in found if each.function.__name__ == name]
     if not chosen:
         raise PipelineError(f"{file_name} declares no pipeline {name}; it has {', '.join(p.name for p in found)}")
+    if len(chosen) > 1:
+        names = ", ".join(each.name for each in chosen)
+        raise PipelineError(f"{file_name}: several pipelines have the function {name}: use one of their names: {names}")
     return chosen
 
 

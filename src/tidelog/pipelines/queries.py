@@ -111,6 +111,7 @@ class RunningQuery:
         self._closes_after_write = False
         self._query: StreamingQuery | None = None
         self._has_query = threading.Event()
+        """Set when `start` has stored the query, or when `stop` was called: then `_write` need not wait any more."""
         self._stopping = threading.Event()
         self._last_report = ""
         self._jvm: Any = None
@@ -132,9 +133,10 @@ class RunningQuery:
         self._has_query.set()
 
     def _write(self, batch: "DataFrame", batch_id: int) -> None:
-        if self._stopping.is_set():  # if `start` has failed, the wait below would not end
+        if self._stopping.is_set():
             raise StopRequested
-        self._has_query.wait()  # the first micro-batch may begin before `start` has stored the query
+        # The first micro-batch may begin before `start` has stored the query. If `start` fails, `stop` ends the wait.
+        self._has_query.wait()
         with self._lock:
             # A stop sets `_stopping` before it reads `_is_writing`. So it either sees this write, or prevents it.
             if self._stopping.is_set():
@@ -245,6 +247,7 @@ class RunningQuery:
         the write returns.
         """
         self._stopping.set()
+        self._has_query.set()
         write_closes_sink = False
         try:
             if self._query is not None:
@@ -457,7 +460,8 @@ def _start_query(
         query.start(frame, pipeline, sink_context.query, checkpoint, once=once)
         query.wait_for_sources()
     except BaseException as error:
-        query.stop()
+        for failure in call_all([query.stop], STOP_MAX_S):  # `error` is the cause, so it is the one to raise
+            logger.warning("pipeline_stop_failed pipeline=%s %s", pipeline.name, cause_text(failure))
         if not isinstance(error, PySparkException):
             raise
         raise PipelineError(f"pipeline {pipeline.name}, sink {query.status.sink}: {first_line(str(error))}") from error

@@ -17,7 +17,7 @@ from tidelog.pipelines.session import pipeline_session, start_session
 from tidelog.pipelines.starting import Start
 from tidelog.pipelines.state import DEFAULT_STATE, PipelineState
 from tidelog.pipelines.status import DONE, FAILED, RUNNING, STARTING, STOPPED, WAITING, PipelineStatus
-from tidelog.pipelines.stopping import STOP_MAX_S, Ending, call_all
+from tidelog.pipelines.stopping import PIPELINES_LATE, STOP_MAX_S, Ending, call_all
 from tidelog.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class RunningPipeline:
 
     def stop_now(self) -> None:
         """Interrupt the start and the queries. Wait up to STOP_MAX_S for the end of the start, and up to STOP_MAX_S for
-        the end of the queries. If the start or a query has not ended by then, a warning says so.
+        the end of the queries. If the start or a query has not ended by then, a warning and `status.error` say so.
         """
         self._stopping = True
         starting, self._starting = self._starting, None
@@ -162,7 +162,7 @@ class RunningPipeline:
                 self.status.error = f"pipeline {self.pipeline.name}: its start has not ended within {STOP_MAX_S:g} s"
                 logger.warning("pipeline_not_stopped %s", self.status.error)
         if self._ending is not None:
-            self._finish_ending(self._ending)
+            self._finish_ending(self._ending, is_last=True)
         self._finish_ending(self._end_queries())
         if self.status.state in (RUNNING, STARTING, WAITING):
             self.status.state = STOPPED
@@ -174,9 +174,11 @@ class RunningPipeline:
         self._ending = Ending([query.stop for query in queries], STOP_MAX_S)
         return self._ending
 
-    def _finish_ending(self, ending: Ending) -> None:
-        """Wait for the end of the queries. If some queries have not ended in time, `status.error` says so, unless a
-        failure has caused the ending: then `status.error` still describes the failure.
+    def _finish_ending(self, ending: Ending, *, is_last: bool = False) -> None:
+        """Wait for the end of the queries. If some queries have not ended in time, `status.error` says so.
+
+        If a failure has caused the ending, `status.error` describes the failure. In this case, only the last ending of
+        the run adds the queries that have not ended. Before that, the pipeline starts again without them.
         """
         self._ending = None
         if not_stopped := ending.result():
@@ -184,6 +186,8 @@ class RunningPipeline:
             logger.warning("pipeline_not_stopped %s", text)
             if not self._ends_after_failure:
                 self.status.error = text
+            elif is_last:
+                self.status.error = f"{self.status.error}; {not_stopped}"
 
     def _finish_ending_of_step(self, ending: Ending) -> None:
         """Process the result of an ending that is over. An error is not raised, so that the run continues."""
@@ -303,7 +307,7 @@ class Run:
 
     def _stop_now(self) -> None:
         """Interrupt all queries of all pipelines at the same time."""
-        for error in call_all([each.stop_now for each in self.pipelines], RUN_STOP_MAX_S):
+        for error in call_all([each.stop_now for each in self.pipelines], RUN_STOP_MAX_S, PIPELINES_LATE):
             raise error
 
 

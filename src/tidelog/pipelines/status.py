@@ -120,7 +120,8 @@ def _known_fields(kind: type[PipelineStatus | QueryStatus], document: Any) -> di
         value = document[each.name]
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{each.name} is {value}")
-        if not isinstance(value, TYPES.get(each.type, each.type)):
+        # In Python, a bool is an int. No field is a bool.
+        if isinstance(value, bool) or not isinstance(value, TYPES.get(each.type, each.type)):
             raise ValueError(f"{each.name} is of the type {type(value).__name__}")
         values[each.name] = value
     return values

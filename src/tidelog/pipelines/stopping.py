@@ -15,6 +15,9 @@ bound."""
 STOP_MAX_S = 30.0
 """Upper bound on the wait until interrupted queries have ended and their sinks are closed, in seconds."""
 
+QUERIES_LATE = "queries have not ended, or have not closed their sinks,"
+PIPELINES_LATE = "pipelines have not stopped"
+
 
 class NotStopped(TemporaryError):
     """A query has not ended in time, or its sink was not closed in time. The query's micro-batch may still run."""
@@ -53,10 +56,11 @@ class Ending:
         return "; ".join(map(str, self._errors))
 
 
-def call_all(stops: Sequence[Callable[[], None]], timeout_s: float) -> list[Exception]:
+def call_all(stops: Sequence[Callable[[], None]], timeout_s: float, late_text: str = QUERIES_LATE) -> list[Exception]:
     """Call all `stops` at the same time, each in a thread of its own, and return the errors of the calls.
 
     A call that has not ended after `timeout_s` continues in its thread, and one of the returned errors is NotStopped.
+    `late_text` says what each call stops, and what has not happened then.
     """
     errors: list[Exception] = []
 
@@ -66,7 +70,7 @@ def call_all(stops: Sequence[Callable[[], None]], timeout_s: float) -> list[Exce
         except (Exception, SystemExit) as error:
             errors.append(as_exception(error))
 
-    threads = [threading.Thread(target=call, args=(stop,), name="stop-query", daemon=True) for stop in stops]
+    threads = [threading.Thread(target=call, args=(stop,), name="stop", daemon=True) for stop in stops]
     for thread in threads:
         thread.start()
     deadline_s = time.monotonic() + timeout_s
@@ -75,10 +79,5 @@ def call_all(stops: Sequence[Callable[[], None]], timeout_s: float) -> list[Exce
     late = sum(thread.is_alive() for thread in threads)
     found = list(errors)  # a late call may add an error to `errors` at any time
     if late:
-        found.append(
-            NotStopped(
-                f"{late} of {len(threads)} queries have not ended, or have not closed their sinks,"
-                f" within {timeout_s:g} s"
-            )
-        )
+        found.append(NotStopped(f"{late} of {len(threads)} {late_text} within {timeout_s:g} s"))
     return found

@@ -14,6 +14,7 @@ from tidelog.pipelines.declarations import (
     TemporaryError,
     option_text,
 )
+from tidelog.pipelines.failures import TOPIC_REMEDY
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -153,7 +154,7 @@ class Topic:
                 place,
                 f.lit(" cannot be parsed: "),
                 f.col(f"{DECODED}.error"),
-                f.lit(". Set dead_letters='TOPIC' in the declaration to put such records aside"),
+                f.lit(TOPIC_REMEDY),
             )
             # The condition raises the error, or is true. It is a filter, and not a column, so that Spark cannot leave
             # it out when the pipeline's function uses no field of the record.

@@ -37,9 +37,10 @@ class FullDirectories:
         """For each full directory, the size of the smallest refused batch, and the error number of the system; 0 if it
         is unknown."""
         self._without_descriptor: dict[str, None] = {}
-        """Directories in which a batch was refused for lack of file descriptors since the last call of
-        `mark_usable`. `find_usable` does not return such a directory yet: the refusal starts a sync that frees file
-        descriptors, but they may soon be in use again."""
+        """Directories in which a batch was refused for lack of file descriptors since the last call of `mark_usable`.
+        Such a refusal starts a sync, which frees file descriptors, but other work may use them again at once. Therefore
+        `find_usable` does not return such a directory until there was no such refusal between two calls of
+        `mark_usable`."""
         self.on_no_descriptor: Callable[[], None] | None = None
         """Called when a batch was refused because its file could not be opened: no file descriptor was free."""
 

@@ -4,13 +4,13 @@ damaged logs again from the leader.
 A replica is reported while it is the leader of its partition or a member of the ISR or the ELR (eligible leader
 replicas, KIP-966), so that the controller replaces it. When the replica is none of these and another broker leads the
 partition, a damaged log is renamed, and deleted later. The replica then begins with an empty log and joins the ISR
-again when it has all records. Two kinds of offline logs are not changed: logs in a data directory that is
-out of use, and logs that cannot be opened because of a temporary error.
+again when it has all records. Two kinds of offline logs are not changed: logs in a data directory that is out of use,
+and logs that cannot be opened because of a temporary error.
 
 A damaged log is never renamed without a report. The leader may have proposed to add the replica to the ISR, and this
-broker does not know that. The report begins a new partition epoch, so the controller refuses the proposal. The log is
-renamed when this broker has followed the journal up to the answer to the report, and the replica is still in neither
-set.
+broker does not know that. The report increments the partition epoch, so the controller refuses the proposal. The
+controller's answer to the report contains a position in the metadata journal. When this broker has applied the journal
+up to this position, and the replica is still in neither the ISR nor the ELR, the log is renamed.
 
 A replica whose disk is full is reported, too, if the ISR has enough other members and one of two conditions is true:
 the replica leads the partition; or it is to lead the partition after its log has been cut, and there is no space for
@@ -76,13 +76,14 @@ class OfflineReplicas:
         this broker is to lead the partition after a cut, and the disk has no space for the cut. The values are the
         times of the first failures, in seconds of the monotonic clock."""
         self._reported: dict[tuple[TopicId, int], int] = {}
-        """The partition epoch at the last report of each replica. The replica is not reported again in this epoch: if
-        the epoch remains after the report, no other broker can lead the partition."""
+        """The partition epoch at the last report of each replica. If this epoch is unchanged after the report, the
+        controller has found no other broker that can lead the partition. A second report in this epoch would not change
+        this, so it is not sent."""
         self._in_report: dict[tuple[TopicId, int], None] = {}
         """The replicas of the report that is being sent."""
         self._answered: dict[tuple[TopicId, int], int] = {}
-        """Replicas whose logs went offline before the controller handled their last report, with the journal position
-        of its answer."""
+        """Replicas that were reported because of the present damage of their logs, and for which the controller has
+        answered. The values are the journal positions in these answers."""
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
 

@@ -1,8 +1,9 @@
 """The synced mark: while it is on the disks, all records that this broker has acknowledged are synced (KIP-966).
 
 A broker that returns after a power cut stays in the ISR and the ELR if the mark is on its disks. In this module, a
-record is called acknowledged if it is below the local mark of its partition: such a record may have been acknowledged
-to a producer, may be below the leader's high watermark, or may have been reported by this broker's fetch as a follower.
+record is called acknowledged if it is below the local mark of its partition. Such a record may have been acknowledged
+to a producer, or it may be below the leader's high watermark, or this broker, as a follower, may have told the leader
+in a fetch that it has the record.
 
     stored      when every partition of this broker has `durability=fsync`, and the records below all local marks are
                 synced. From then on, local marks move only after syncs.

@@ -185,8 +185,11 @@ class Cluster(OwnedByProcess):
                 self._brokers[number] = self._new_broker(number, self.data)
         try:
             _run_all([broker.start for broker in self._brokers.values()])
-        except BaseException:
-            self.stop()
+        except BaseException as error:
+            try:
+                self.stop()
+            except BrokerFailedError as failure:  # `error` is the cause, so it is the one to raise
+                error.add_note(f"another broker did not stop cleanly: {failure}")
             raise
 
     def stop(self, number: int | None = None) -> None:

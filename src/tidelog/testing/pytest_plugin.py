@@ -19,8 +19,8 @@ class StartedBroker:
 
     def __init__(self, settings: dict[str, object]) -> None:
         self.settings = settings
-        self.test_file = ""
-        """The file of the first test that used this broker or cluster."""
+        self.test = ""
+        """The id of the first test that used this broker or cluster."""
 
 
 SCOPES = ("function", "class", "module", "package", "session")
@@ -112,14 +112,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         started = item.config.stash.get(RUNNING, {}).get(id(arguments.get(fixture)))
         if started is None or "tidelog_settings" not in arguments:
             continue
-        test_file = item.nodeid.partition("::")[0]
-        started.test_file = started.test_file or test_file
+        started.test = started.test or item.nodeid
         if dict(arguments["tidelog_settings"]) != started.settings:
             scope = item.config.getini(f"{fixture}_scope")
             subject = "broker" if fixture == "tidelog_broker" else "cluster"
+            names = [test.partition("::")[0] for test in (item.nodeid, started.test)]
+            smaller = "module"
+            if len(set(names)) == 1:  # a broker for each module would have the same two settings
+                names, smaller = [item.nodeid, started.test], "class"
             pytest.fail(
-                f"the tidelog_settings of {test_file} have no effect: {fixture}_scope is {scope}, and the {subject} was"
-                f" started with the tidelog_settings of {started.test_file}. Set {fixture}_scope = module or function,"
+                f"the tidelog_settings of {names[0]} have no effect: {fixture}_scope is {scope}, and the {subject} was"
+                f" started with the tidelog_settings of {names[1]}. Set {fixture}_scope = {smaller} or function,"
                 " or use only one tidelog_settings for all tests, in conftest.py",
                 pytrace=False,
             )

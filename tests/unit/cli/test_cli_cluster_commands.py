@@ -330,6 +330,54 @@ def test_cancelling_removes_the_limit_that_other_moves_do_not_need(cluster: Fake
     assert {value for own in cluster.settings.values() for value in own.values()} == {None}
 
 
+def test_a_broker_without_an_answer_does_not_keep_a_limit_from_being_removed_elsewhere(cluster: FakeCluster) -> None:
+    tidelog("cluster", "reassign", "--brokers", "1,3", "--execute", "--throttle", "1000")
+
+    def disconnects_broker_1(request: Any) -> IncrementalAlterConfigsResponse | None:
+        (resource,) = request.resources
+        if (resource.resource_type, resource.resource_name) == (2, "orders"):
+            answer = cluster.alter_configs(request)
+            answer.responses[0].error_code = ErrorCode.POLICY_VIOLATION
+            return answer
+        return cluster.alter_configs(request) if resource.resource_name != "1" else None
+
+    cluster.broker.answers["IncrementalAlterConfigs"] = disconnects_broker_1
+    ran = tidelog("cluster", "reassign", "--clear-throttle", code=1)
+    assert "Error: broker 1: " in ran.errors
+    assert "; topic orders: POLICY_VIOLATION" in ran.errors
+    assert {own for own, settings in cluster.settings.items() if set(settings.values()) == {None}} == {
+        (4, "2"), (4, "3"), (2, "orders"),
+    }  # fmt: skip
+    refused = tidelog("cluster", "reassign", "--brokers", "2,3", "--execute", "--throttle", "1000", code=1).errors
+    assert (
+        "Error: nothing was moved, because the limit of --throttle could not be set everywhere: broker 1: " in refused
+    )
+    assert "tidelog cluster reassign --clear-throttle" in refused
+
+
+def test_the_replicas_of_ended_moves_are_read_without_a_pause_after_the_last_time(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_moves, "wait_for", lambda *_, **__: cluster.unfinished.clear())
+    pauses: list[float] = []
+    monkeypatch.setattr(cluster_moves.time, "sleep", pauses.append)
+
+    def without_the_topic(request: Any) -> DescribeTopicPartitionsResponse:
+        return DescribeTopicPartitionsResponse()
+
+    reassign = cluster.reassign
+
+    def deletes_topic(request: Any) -> AlterPartitionReassignmentsResponse:
+        cluster.broker.answers["DescribeTopicPartitions"] = without_the_topic
+        return reassign(request)
+
+    cluster.broker.answers["AlterPartitionReassignments"] = deletes_topic
+    ran = tidelog("cluster", "reassign", "--brokers", "1,3", "--execute", "--watch", code=1)
+    assert "Error: orders-0: the topic was deleted, so the move has ended\n" in ran.errors
+    assert "cancelled" not in ran.errors
+    assert len(pauses) == cluster_moves.READS_MAX - 1
+
+
 def test_a_refused_move_is_reported(cluster: FakeCluster) -> None:
     cluster.refuses = {0: ErrorCode.INVALID_REPLICA_ASSIGNMENT}
     ran = tidelog("cluster", "reassign", "--brokers", "1,3", "--execute", code=1)

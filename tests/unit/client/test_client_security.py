@@ -290,7 +290,10 @@ def test_an_error_names_the_settings_with_the_certificates() -> None:
     with pytest.raises(CommandError, match=r"the certificates for TLS cannot be used: .*; they are from ssl\.ca\.pem$"):
         security_of(settings)
     settings |= {"ssl.certificate.location": CERTIFICATE, "ssl.key.password": "hush"}
-    with pytest.raises(CommandError, match=f"from ssl.ca.pem, ssl.certificate.location={CERTIFICATE}$"):
+    message = (
+        f"^the certificates or the private key for TLS .* from ssl.ca.pem, ssl.certificate.location={CERTIFICATE}$"
+    )
+    with pytest.raises(CommandError, match=message):
         security_of(settings)
 
 

@@ -169,6 +169,10 @@ class TestDelta:
         with pytest.raises(PipelineError, match="the log no longer has version 7") as missing:
             log.added_files(7)
         assert is_permanent(missing.value)
+        assert "Reset the pipeline: it then reads all rows of the newest version first (" in str(missing.value)
+        begins = DeltaLog({"location": str(tmp_path), "storageSecrets": "{}", "declaredVersion": "6"})
+        with pytest.raises(PipelineError, match="Leave out begin_version=6, and reset the pipeline: it then reads all"):
+            begins.added_files(7)
 
         def refuse(name: str) -> None:
             raise OSError("Generic S3 error: 503 Slow Down")
@@ -212,6 +216,16 @@ def test_an_iceberg_stream_reads_what_is_appended(tmp_path: Path) -> None:
     last = reader().latestOffset(end, None)  # type: ignore[arg-type]
     with pytest.raises(PipelineError, match="and a stream can only read rows that are appended"):
         reader().partitions(end, last)
+
+
+def test_an_iceberg_table_may_be_partitioned_by_all_columns(tmp_path: Path) -> None:
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}"}
+    opened(iceberg("lake.rows", catalog=catalog, partition_by="id"), None).write(Rows(pa.table({"id": [1, 2]})), 0)
+    options = {"table": "lake.rows", "catalogSecrets": json.dumps(list(catalog.items())), "begin": "earliest"}
+    reader = IcebergReader(options, IcebergDataSource(options).schema())
+    assert ids(reader, reader.partitions()) == [1, 2]
+    with pytest.raises(PipelineError, match="partition_by contains all columns, so the files would have no columns"):
+        opened(delta(str(tmp_path / "t"), partition_by="id"), None).write(Rows(pa.table({"id": [1]})), 0)
 
 
 def test_lines_are_read_while_files_grow(tmp_path: Path) -> None:
@@ -522,6 +536,7 @@ class TestBegin:
         spark: Any = context.spark
         options = spark.readStream.format.return_value.options.call_args.kwargs
         assert (json.loads(options["begin"]), options["beginIsVersion"]) == expected
+        assert options["declaredVersion"] == "3"
 
     @pytest.mark.parametrize(
         "declared",

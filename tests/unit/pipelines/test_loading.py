@@ -159,3 +159,31 @@ def test_a_module_with_the_name_of_an_installed_one_is_refused_if_it_is_imported
     (tmp_path / "results.py").write_text(f"import {name}\n" + FILE)
     with pytest.raises(PipelineError, match=rf"Python finds another module {name} \({found}.*\) before .*rename"):
         load(str(tmp_path / "results.py"))
+
+
+def test_a_name_of_a_pipeline_comes_before_a_name_of_a_function(tmp_path: Path) -> None:
+    file = tmp_path / "sales.py"
+    file.write_text(
+        """from tidelog.pipelines import parquet, pipeline, topic
+
+def declared(each):
+    @pipeline(source=topic(each), sink=parquet("/lake"), name=each)
+    def made(rows):
+        return rows
+    return made
+
+@pipeline(source=topic("a"), sink=parquet("/lake"), name="daily")
+def hourly(rows):
+    return rows
+
+@pipeline(source=topic("b"), sink=parquet("/lake"), name="hourly")
+def daily(rows):
+    return rows
+
+first, second = declared("first"), declared("second")
+"""
+    )
+    assert [(each.name, each.function.__name__) for each in load(f"{file}:daily")] == [("daily", "hourly")]
+    assert [each.name for each in load(f"{file}:second")] == ["second"]
+    with pytest.raises(PipelineError, match=r"several pipelines have the function made: use one of .*: first, second$"):
+        load(f"{file}:made")

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("pyspark", reason="needs tidelog[spark]")
 
 from tidelog.pipelines.sinks.directory import DirectoryTarget
-from tidelog.pipelines.sinks.stores import LocalStore, create_directory
+from tidelog.pipelines.sinks.stores import LocalStore, create_directory, local_path
 from tidelog.pipelines.sinks.written_files import WrittenFile
 from tidelog.pipelines.sources.http import Staging
 from tidelog.pipelines.state import PipelineState
@@ -65,3 +65,13 @@ def test_each_new_name_is_durable(
 def test_a_directory_that_exists_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: pytest.fail("nothing is new"))
     create_directory(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [("file:///lake/a%20b", "/lake/a%20b"), ("file:/lake", "/lake"), ("/lake", "/lake"), ("file:x", "{}/file:x")],
+)
+def test_a_local_path_may_be_a_url(path: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in Spark, which writes `file:/lake` in its messages, and where a percent sign stands for itself."""
+    monkeypatch.chdir(tmp_path)
+    assert local_path(path) == expected.format(tmp_path)

@@ -113,6 +113,24 @@ def test_a_query_that_cannot_start_closes_its_sink(
     assert closed == [True]
 
 
+def test_the_cause_of_a_failed_start_is_raised_although_the_sink_cannot_be_closed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("pyspark", reason="needs tidelog[spark]")
+
+    def fail(text: str) -> None:
+        raise RuntimeError(text)
+
+    query = RunningQuery("sink", cast(Any, SimpleNamespace(close=lambda: fail("connection lost"))), lambda: None)
+    monkeypatch.setattr(query, "start", lambda *_, **__: fail("the JVM has ended"))
+    context: Any = MagicMock()
+    with pytest.raises(RuntimeError, match="the JVM has ended"):
+        queries._start_query(
+            Pipeline("p", print, {}, {}, "5 seconds"), query, context, context, context, "/c", {}, {}, once=True
+        )
+    assert caplog.messages == ["pipeline_stop_failed pipeline=p RuntimeError: connection lost"]
+
+
 def test_a_query_whose_end_fails_closes_its_sink() -> None:
     closed: list[bool] = []
     query = RunningQuery("sink", cast(Any, SimpleNamespace(close=lambda: closed.append(True))), lambda: None)

@@ -465,3 +465,30 @@ def test_a_query_of_a_failed_pipeline_that_does_not_end_is_left_alone(
     step_until_started(each, 1)
     assert (each.status.state, each.status.error) == (RUNNING, "RuntimeError: no answer")
     assert "1 of 2 queries have not ended, or have not closed their sinks, within 0.01 s" in caplog.text
+
+
+def test_the_end_of_a_run_names_the_queries_of_a_failed_pipeline_that_have_not_ended(
+    failed: tuple[RunningPipeline, threading.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    each, _ = failed
+    monkeypatch.setattr(running, "STOP_MAX_S", 0.01)
+    each.step(0)
+    each.request_stop()
+    each.stop_now()
+    assert each.status.error is not None
+    assert each.status.error.startswith("RuntimeError: no answer; 1 of 2 queries have not ended")
+
+
+def test_pipelines_that_have_not_stopped_are_not_called_queries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark: Any = None
+    may_end = threading.Event()
+    run = Run([declared_pipeline(copy)], spark, bootstrap="127.0.0.1:9092", state=tmp_path)
+    monkeypatch.setattr(running, "RUN_STOP_MAX_S", 0.01)
+    monkeypatch.setattr(run.pipelines[0], "stop_now", lambda: may_end.wait(WAIT_S))
+    try:
+        with pytest.raises(NotStopped, match=r"^1 of 1 pipelines have not stopped within 0\.01 s$"):
+            run.stop(0)
+    finally:
+        may_end.set()

@@ -38,12 +38,17 @@ def sinks(directory: Path, *partition_by: str) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("names", "message"),
-    [(("place",), "partition_by contains place, but there is no such column"), (("id", "text"), "all columns are in")],
+    [
+        (("place",), "partition_by contains place, but there is no such column"),
+        (("id", "text"), "partition_by contains all columns"),
+    ],
 )
 def test_wrong_partition_columns_are_an_error_that_names_the_sink(
     tmp_path: Path, names: tuple[str, ...], message: str
 ) -> None:
     for sink in sinks(tmp_path, *names):
+        if message == "partition_by contains all columns" and sink.describe().startswith("iceberg"):
+            continue  # its files contain the partition columns, too
         with pytest.raises(PipelineError, match=f"^{sink.describe()}: {message}"):
             opened(sink, None).write(Rows.numbers(0, 5), 0)  # type: ignore[arg-type]
 

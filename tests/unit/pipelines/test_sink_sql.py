@@ -289,6 +289,21 @@ def test_what_is_wrong_is_said(url: str, table: str) -> None:
         SqlDataSource(options(url, table, column="nothing")).schema()
 
 
+def test_an_index_that_does_not_make_the_key_unique_is_refused(url: str, table: str) -> None:
+    query(url, f"create table {table} (id integer, text varchar(50))")
+    columns = "(text(3))" if url.startswith(("mysql", "mariadb")) else "(text) where id > 0"
+    query(url, f"create unique index {table}_text on {table} {columns}")
+    rows = Rows(pa.table({"id": [0], "text": ["a"], DELETED: [False]}))
+    upsert = sql(url, table, key="text")
+    with pytest.raises(
+        PipelineError, match=rf"unique index on \(text\): create one without .* \(which {table}_text has"
+    ):
+        opened(upsert, None, "update", query=table).write(rows, 0)
+    query(url, f"create unique index {table}_whole on {table} (text)")
+    opened(upsert, None, "update", query=table).write(rows, 0)
+    assert ids(url, table) == [0]
+
+
 def test_errors_contain_no_secret() -> None:
     with pytest.raises(PipelineError, match=r"sql t at postgresql\+psycopg://user:\*\*\*@127.0.0.1:1/x") as raised:
         opened(sql("postgresql+psycopg://user:hunter2@127.0.0.1:1/x", "t"), None)

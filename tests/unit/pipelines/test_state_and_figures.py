@@ -18,7 +18,7 @@ from tidelog.pipelines import lag
 from tidelog.pipelines.checkpoints import ObsoleteCheckpoints, place_of_checkpoints
 from tidelog.pipelines.dead_letters import last_planned_batch, letter_writers, micro_batch_ranges
 from tidelog.pipelines.declarations import PipelineError
-from tidelog.pipelines.failures import cause_text, is_permanent
+from tidelog.pipelines.failures import HTTP_REMEDY, TOPIC_REMEDY, cause_text, is_permanent
 from tidelog.pipelines.lag import LagMonitor
 from tidelog.pipelines.metrics import MetricsServer, exposition
 from tidelog.pipelines.state import Identity, PipelineState, stored_pipelines
@@ -70,6 +70,14 @@ def test_a_status_survives_as_json_also_from_another_version() -> None:
     assert status_of_document(document | {"invented": 1, "queries": [{"sink": "x", "new": 2}]}).queries == [
         QueryStatus("x")
     ]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"restarts": True}, {"restart_in_s": False}, {"queries": [{"sink": "x", "rows": True}]}]
+)
+def test_a_truth_value_is_not_a_figure(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="is of the type bool"):
+        status_of_document(PipelineStatus("sales").document() | wrong)
 
 
 def test_prometheus_reads_the_figures_over_http() -> None:
@@ -318,9 +326,9 @@ def test_ranges_of_a_micro_batch_come_from_the_checkpoint(tmp_path: Path) -> Non
         micro_batch_ranges(tmp_path, 2, sources)
 
 
-def test_the_cause_of_a_failure_is_one_line() -> None:
-    raised = "pipeline a: the record at t partition 0 offset 1 cannot be parsed: x. Set dead_letters='T' in the"
-    raised += " declaration to put such records aside"
+@pytest.mark.parametrize("remedy", [TOPIC_REMEDY, HTTP_REMEDY])
+def test_the_cause_of_a_failure_is_one_line(remedy: str) -> None:
+    raised = f"pipeline a: the record at t partition 0 offset 1 cannot be parsed: x{remedy}"
     spark_error = RuntimeError(f"[STREAM_FAILED] Query [...]\n... {raised} SQLSTATE: P0001\nat org.apache...")
     assert cause_text(spark_error) == raised
     assert is_permanent(spark_error)

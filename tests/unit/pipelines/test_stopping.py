@@ -133,3 +133,29 @@ def test_a_micro_batch_of_a_query_whose_start_has_failed_is_refused_at_once() ->
     writer.start()
     writer.join(WAIT_S)
     assert refused
+
+
+def test_a_micro_batch_that_waits_while_the_start_fails_is_refused() -> None:
+    sink = BlockedSink()
+    query = RunningQuery("sales", cast(Any, sink), lambda: None)
+    waits = threading.Event()
+    refused: list[BaseException] = []
+
+    class Waiting(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.set()
+            return super().wait(timeout)
+
+    query._has_query = Waiting()
+
+    def write() -> None:
+        with pytest.raises(StopRequested) as raised:
+            query._write(cast(Any, SimpleNamespace()), 0)
+        refused.append(raised.value)
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    assert waits.wait(WAIT_S)
+    query.stop()
+    writer.join(WAIT_S)
+    assert refused

@@ -319,6 +319,28 @@ def test_to_abort_a_leftover_does_not_fence_a_newer_run(query: Query) -> None:
     assert query.committed() == ["a", "b"]
 
 
+@pytest.mark.parametrize(
+    ("code", "logged"),
+    [
+        (ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, 1),
+        (ErrorCode.PRODUCER_FENCED, 0),
+        (ErrorCode.INVALID_TXN_STATE, 0),
+    ],
+)
+def test_an_abort_that_fails_is_logged(
+    query: Query, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: ErrorCode, logged: int
+) -> None:
+    """Unless the transaction has already ended."""
+    leftover = query.run_task(0, 0, ["x"]).transaction
+    assert leftover
+    query.new_worker()
+    failed = {leftover.producer: ApiError("refused", code)}
+    monkeypatch.setattr(Client, "abort_leftovers", lambda *_: failed)
+    query.write(0, ONE)
+    name = leftover.producer.transactional_id
+    assert caplog.messages == [f"transaction {name!r} remains open until its timeout: refused"] * logged
+
+
 def test_the_driver_waits_for_a_coordinator_that_restarts(query: Query) -> None:
     results = query.run_tasks(0, ONE)
     client = LoadingClient(query.bootstrap, failures=12, default_api_timeout_ms=30_000)

@@ -281,6 +281,35 @@ def test_what_the_broker_says_is_there_is_not_gone(isolation: str, told: tuple[i
         read(Told(*[told] * 9), 0, 10, lenient)
 
 
+class Growing(Log):
+    """A log whose fetches first miss the position, as those of a new leader whose high watermark is behind."""
+
+    def __init__(self, misses: int) -> None:
+        super().__init__([batch(0, 5), batch(5, 5)])
+        self.misses = misses
+
+    def fetch(self, offset: int, limits: FetchLimits) -> Fetched:
+        if offset and self.misses:
+            self.misses -= 1
+            raise OffsetOutOfRange(f"{ORDERS}: offset {offset} is not in the log")
+        served = super().fetch(offset, limits)
+        return served._replace(records=served.records[: BatchHeader(served.records).size])
+
+
+QUICK = HASTY | {"kafka_retry_backoff_ms": "1"}
+
+
+@pytest.mark.parametrize("lenient", ["true", "false"])
+def test_offsets_that_the_log_has_again_are_not_lost(lenient: str) -> None:
+    assert offsets(read(Growing(2), 0, 10, options(failOnDataLoss=lenient, **QUICK))) == list(range(10))
+
+
+def test_a_fetch_that_always_misses_an_offset_of_the_log_gives_up(passing: list[float]) -> None:
+    passing[:] = [0.4]
+    with pytest.raises(GaveUp, match="no record at or after offset 5 was received for 1000 ms"):
+        read(Growing(9), 0, 10, options(failOnDataLoss="false", **QUICK))
+
+
 def damages() -> Iterator[tuple[str, bytes, str]]:
     sound = batch(5, 3)
     flipped = bytearray(sound)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from tidelog.testing import BrokerFailedError, Cluster
+from tidelog.testing import Broker, BrokerFailedError, Cluster
 
 LIMIT_S = 30.0
 
@@ -131,6 +131,22 @@ def test_a_wrong_setting_is_named_and_nothing_remains() -> None:
     with pytest.raises(BrokerFailedError, match=r"num\.partitions"):
         cluster.start()
     assert (cluster.data, cluster.running) == (None, [])
+
+
+def test_the_cause_of_a_failed_start_is_raised_although_a_broker_does_not_stop_cleanly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(text: str) -> None:
+        raise BrokerFailedError(text)
+
+    cluster = Cluster(1)
+    monkeypatch.setattr(Broker, "start", lambda broker: fail("the port is in use"))
+    monkeypatch.setattr(Broker, "stop", lambda broker: fail("it was killed"))
+    monkeypatch.setattr(Broker, "is_started", True)
+    with pytest.raises(BrokerFailedError, match="the port is in use") as raised:
+        cluster.start()
+    assert raised.value.__notes__ == ["another broker did not stop cleanly: it was killed"]
+    assert cluster.data is None
 
 
 def use_in_child(cluster: Cluster, bootstrap: str) -> None:

@@ -129,6 +129,26 @@ def test_settings_that_would_have_no_effect_are_an_error(tmp_path: Path, scope: 
     assert f"{told} started with the tidelog_settings of test_it.py. Set tidelog_broker_scope = module" in output
 
 
+def test_a_class_with_settings_of_its_own_needs_a_broker_for_each_class(tmp_path: Path) -> None:
+    test = """
+import pytest
+
+class TestFirst:
+    def test_it(self, tidelog_broker): pass
+
+class TestOther:
+    @pytest.fixture(scope="session")
+    def tidelog_settings(self):
+        return {"num.partitions": 5}
+
+    def test_it(self, tidelog_broker): pass
+"""
+    output = run_pytest(tmp_path, test, *PLUGIN, ini="tidelog_broker_scope = module", code=1)
+    assert "of test_it.py::TestOther::test_it have no effect: tidelog_broker_scope is module, and the broker" in output
+    assert "tidelog_settings of test_it.py::TestFirst::test_it. Set tidelog_broker_scope = class or function" in output
+    assert "2 passed" in run_pytest(tmp_path, test, *PLUGIN, ini="tidelog_broker_scope = class")
+
+
 def test_the_same_settings_in_two_modules_share_a_broker(tmp_path: Path) -> None:
     (tmp_path / "test_other.py").write_text(OVERRIDING.replace("PARTITIONS", "5"))
     same = OVERRIDING.replace("PARTITIONS", "5")

@@ -210,7 +210,7 @@ class OpenedIceberg:
 
         schema = stored_schema(rows, self._sink.describe())
         if table is None:
-            check_partition_columns(rows, self._sink.partition_by, self._sink.describe())
+            check_partition_columns(rows, self._sink.partition_by, self._sink.describe(), may_be_all=True)
             table = self._create(schema)
         self._check_partitions(table)
         transaction = table.transaction()

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, date, datetime
+from datetime import UTC, date
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from tidelog.pipelines.declarations import PipelineError
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructField, StructType
     from sqlalchemy import Engine, Table
+    from sqlalchemy.engine.interfaces import ReflectedIndex
     from sqlalchemy.sql.dml import Delete, Insert
     from sqlalchemy.types import TypeEngine
 
@@ -130,20 +131,51 @@ def check_table(engine: "Engine", table: "Table", columns: "StructType", key: Se
             names = ", ".join(columns.names)
             raise PipelineError(f"{sink}: the key contains the column {name}, but the rows have only {names}")
     if key:
-        inspector = sa.inspect(engine)
-        unique = [set(table.primary_key.columns.keys())]
-        unique += [set(each["column_names"]) for each in inspector.get_unique_constraints(table.name, table.schema)]
-        unique += [
-            {name for name in each["column_names"] if name is not None}
-            for each in inspector.get_indexes(table.name, table.schema)
-            if each["unique"]
-        ]
-        if set(key) not in unique:
+        indexes = sa.inspect(engine).get_indexes(table.name, table.schema)
+        limited = [str(each["name"]) for each in indexes if each["unique"] and not _is_unrestricted(each)]
+        if set(key) not in _unique_columns(engine, table, indexes):
             names = ", ".join(key)
-            raise PipelineError(f"{sink}: the table has no primary key and no unique index on ({names}): create one")
+            hint = ""
+            if limited:
+                hint = f" without a condition, an expression or a prefix (which {', '.join(limited)} has)"
+            raise PipelineError(
+                f"{sink}: the table has no primary key and no unique index on ({names}): create one{hint}"
+            )
     kind = table.dialect_options["mysql"].get("engine") if engine.dialect.name in {"mysql", "mariadb"} else None
     if kind is not None and str(kind).lower() != "innodb":
         raise PipelineError(f"{sink}: the table has the engine {kind}, which has no transactions: use ENGINE=InnoDB")
+
+
+def _unique_columns(engine: "Engine", table: "Table", indexes: "Sequence[ReflectedIndex]") -> list[set[str]]:
+    """Return sets of columns. No two rows of the table may have the same values in all columns of a set."""
+    import sqlalchemy as sa
+
+    # MariaDB and MySQL also list each unique index as a constraint.
+    limited = {each["name"] for each in indexes if not _is_unrestricted(each)}
+    constraints = sa.inspect(engine).get_unique_constraints(table.name, table.schema)
+    unique = [set(table.primary_key.columns.keys())]
+    unique += [set(each["column_names"]) for each in constraints if each["name"] not in limited]
+    unique += [
+        {name for name in each["column_names"] if name is not None}
+        for each in indexes
+        if each["unique"] and each["name"] not in limited
+    ]
+    return unique
+
+
+def _is_unrestricted(index: "ReflectedIndex") -> bool:
+    """Return whether the index is about the whole values of its columns, in all rows. A unique index with a condition
+    (WHERE), an expression such as lower(name), or a prefix such as name(10) does not make its columns unique, or makes
+    more than its columns unique.
+    """
+    options = index.get("dialect_options", {})
+    # The value of _where is a clause or a text, and the value of _length is a dictionary.
+    is_limited = any(
+        value is not None and not (isinstance(value, dict) and not value)
+        for option, value in options.items()
+        if option.endswith(("_where", "_length"))
+    )
+    return not is_limited and not index.get("expressions") and None not in index["column_names"]
 
 
 def insert_statement(dialect: str, table: "Table", names: Sequence[str], key: Sequence[str]) -> "Insert":
@@ -214,29 +246,28 @@ def _converter(data_type: "DataType", is_json: bool, dialect: str) -> Callable[[
         return lambda value: None if value is None else value.astimezone(UTC).replace(tzinfo=None)
     if name in {"array", "map", "struct"}:
         decode = json.loads if is_json else str
-        return lambda value: None if value is None else decode(json.dumps(_plain(value), default=_text))
+        return lambda value: None if value is None else decode(json.dumps(_plain(value, data_type)))
     if name == "decimal" and dialect == "sqlite":
         precision = getattr(data_type, "precision", 10)
         return lambda value: value if value is None or precision <= SQLITE_DIGITS else format(value, "f")
     return lambda value: value
 
 
-def _plain(value: Any) -> Any:
-    """Return a nested value of Spark as lists and dictionaries."""
-    if hasattr(value, "asDict"):
-        return {name: _plain(each) for name, each in value.asDict().items()}
-    if isinstance(value, dict):
-        return {str(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    return value
-
-
-def _text(value: Any) -> str:
-    """Return a text that represents the value in JSON, because JSON does not have the value's type."""
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat()
-    if isinstance(value, date):
+def _plain(value: Any, data_type: "DataType") -> Any:
+    """Return a value of Spark as a value that JSON has: lists, dictionaries, texts, numbers, truth values and None."""
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    kind: Any = data_type
+    name = data_type.typeName()
+    if name == "struct":
+        return {field.name: _plain(value[field.name], field.dataType) for field in kind.fields}
+    if name == "map":
+        return {str(_plain(key, kind.keyType)): _plain(each, kind.valueType) for key, each in value.items()}
+    if name == "array":
+        return [_plain(each, kind.elementType) for each in value]
+    if name == "timestamp":
+        return value.astimezone(UTC).isoformat()  # see `_converter`
+    if isinstance(value, date):  # also timestamp_ntz, which has no time zone
         return value.isoformat()
     if isinstance(value, bytes | bytearray):
         return bytes(value).hex()

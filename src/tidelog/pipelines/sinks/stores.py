@@ -104,8 +104,13 @@ def is_url(path: str) -> bool:
 
 
 def local_path(path: str) -> str:
-    """Return the absolute path of a local path or a file:// URL."""
-    return str(Path(path.removeprefix("file://")).absolute())
+    """Return the absolute path of a local path or a URL such as `file:///lake` or `file:/lake`.
+
+    A percent sign in a URL stands for itself, as in Spark's paths: there, `file:///a%20b` is the directory `a%20b`.
+    """
+    if path.startswith("file:/"):
+        path = path.removeprefix("file:").removeprefix("//")
+    return str(Path(path).absolute())
 
 
 def create_directory(directory: Path) -> None:

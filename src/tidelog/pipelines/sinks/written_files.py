@@ -88,12 +88,15 @@ def write_files(batch: "DataFrame", store: Store, layout: Layout, sink: str) -> 
     def write(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         return write_task(with_required_values(batches, layout.required, sink), store, layout)
 
-    check_partition_columns(batch, layout.partition_by, sink)
+    check_partition_columns(batch, layout.partition_by, sink, may_be_all=layout.keeps_partition_columns)
     return [WrittenFile(*row) for row in batch.mapInArrow(write, RESULT).collect()]
 
 
-def check_partition_columns(batch: "DataFrame", names: tuple[str, ...], sink: str) -> None:
-    """Raise PipelineError, which names `sink`, if the rows cannot be partitioned by the columns `names`."""
+def check_partition_columns(batch: "DataFrame", names: tuple[str, ...], sink: str, *, may_be_all: bool = False) -> None:
+    """Raise PipelineError, which names `sink`, if the rows cannot be partitioned by the columns `names`.
+
+    `may_be_all` says whether `names` may contain all columns, because the files also contain the partition columns.
+    """
     types = {column.name: column.dataType.simpleString() for column in batch.schema}
     for name in names:
         if name not in types:
@@ -104,7 +107,7 @@ def check_partition_columns(batch: "DataFrame", names: tuple[str, ...], sink: st
             raise PipelineError(
                 f"{sink}: column {name} of type {types[name]} cannot be in partition_by: cast it to a string"
             )
-    if names and len(names) == len(types):
+    if names and len(names) == len(types) and not may_be_all:
         raise PipelineError(
             f"{sink}: partition_by contains all columns, so the files would have no columns: remove a column from"
             " partition_by"

@@ -48,6 +48,7 @@ def load_delta(
         "storageSecrets": json.dumps(dict(options)),  # Spark hides the values of options with "secret" in the name
         "begin": json.dumps(begin_version if begins_after_version else context.begin),
         "beginIsVersion": str(begins_after_version),
+        "declaredVersion": json.dumps(begin_version),
     }
     if context.is_streaming:
         return context.spark.readStream.format(DeltaDataSource.name()).options(**source_options).load()
@@ -86,6 +87,13 @@ class DeltaLog:
     def __init__(self, options: Mapping[str, str]) -> None:
         self.location = options["location"]
         self.storage = json.loads(options["storageSecrets"])
+        declared = json.loads(options.get("declaredVersion", "null"))
+        # After a reset alone, the pipeline would begin with the declared version again, which may be gone, too.
+        reset = (
+            "Reset the pipeline" if declared is None else f"Leave out begin_version={declared}, and reset the pipeline"
+        )
+        self._remedy = f"{reset}: it then reads all rows of the newest version first"
+        """What to do if a version is gone."""
 
     def table(self, version: int | None = None) -> "DeltaTable":
         """Return the table in its newest version or in `version`. Raises PipelineError if it cannot be read."""
@@ -140,7 +148,7 @@ class DeltaLog:
         except FileNotFoundError as error:
             raise PipelineError(
                 f"delta {self.location}: the log no longer has version {version}, so the rows of this version cannot "
-                f"be read. Reset the pipeline: it then reads all rows of the newest version first ({error})"
+                f"be read. {self._remedy} ({error})"
             ) from error
         except OSError as error:
             text = without_secrets(one_line(str(error)), self.storage.items())

@@ -22,6 +22,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_tidelog.formats import json as json_format
 from tidelog.pipelines.declarations import PipelineError, SourceContext, interval_s, refused_begin
+from tidelog.pipelines.failures import HTTP_REMEDY
 from tidelog.pipelines.sinks.http import Http, Paging, Request
 from tidelog.pipelines.sinks.stores import create_directory, local_path, sync_directory
 
@@ -71,9 +72,7 @@ def load_http(source: Http, context: SourceContext) -> "DataFrame":
     message = functions.concat(
         functions.lit(f"pipeline {context.pipeline}: a record of {source.describe()} cannot be parsed: "),
         functions.col("decoded.error"),
-        functions.lit(
-            ". Leave out schema, and parse the column 'value' in the pipeline's function, to put such records aside"
-        ),
+        functions.lit(HTTP_REMEDY),
     )
     # The check is a filter and not a column, because Spark does not compute a column that the pipeline's function does
     # not use.

@@ -15,10 +15,11 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from tidelog.pipelines.declarations import PipelineError, SourceContext, refused_begin
+from tidelog.pipelines.declarations import PipelineError, SourceContext, TemporaryError, refused_begin
 from tidelog.pipelines.sinks.iceberg import load_catalog, secrets_of
 from tidelog.pipelines.sinks.object_errors import store_errors
 from tidelog.pipelines.sources.columns import check_columns
+from tidelog.pipelines.sources.iceberg_columns import TableColumns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -92,10 +93,7 @@ class IcebergHistory:
 
     def columns(self) -> StructType:
         """Return the present columns of the table."""
-        from pyiceberg.io.pyarrow import schema_to_pyarrow
-        from pyspark.sql.pandas.types import from_arrow_schema
-
-        return from_arrow_schema(schema_to_pyarrow(self.table().schema(), include_field_ids=False))
+        return _spark_columns(self.table())
 
     def newest(self) -> str:
         snapshot = self.table().current_snapshot()
@@ -156,6 +154,13 @@ class IcebergHistory:
         return found
 
 
+def _spark_columns(table: "Table") -> StructType:
+    from pyiceberg.io.pyarrow import schema_to_pyarrow
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(schema_to_pyarrow(table.schema(), include_field_ids=False))
+
+
 class IcebergReader(DataSourceReader):
     """Reads the newest snapshot of a table."""
 
@@ -176,7 +181,6 @@ class IcebergStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._history = IcebergHistory(options)
-        self._columns = schema
         self._rows = _FileRows(self._history, schema)
         self._begins_with_latest = options["begin"] == "latest"
         self._target: str | None = None
@@ -197,7 +201,7 @@ class IcebergStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start if start["snapshot"] == newest else {"snapshot": newest}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        check_columns(f"iceberg {self._history.name}", self._columns, self._history.columns())
+        self._rows.check_present(self._history.table())
         begin = start["snapshot"] if start else end["begin"]
         if begin == NO_SNAPSHOT:
             return list(self._history.files(end["snapshot"]))
@@ -209,35 +213,41 @@ class IcebergStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class _FileRows:
-    """Reads the rows of files, on the executors. Columns are found by their names."""
+    """Reads the rows of files, on the executors. Columns are found by their field ids."""
 
     def __init__(self, history: IcebergHistory, schema: StructType) -> None:
         from tidelog.pipelines.sinks.arrow_types import arrow_schema
 
         table = history.table()
+        self._label = f"iceberg {history.name}"
+        self._spark_schema = schema
+        self._columns = TableColumns.of(table)
+        self.check_present(table)
         self._schema = arrow_schema(schema)
         self._properties = dict(table.io.properties)
         self._location = table.location()
-        self._label = f"iceberg {history.name}"
+
+    def check_present(self, table: "Table") -> None:
+        """Raise TemporaryError if the columns of the table have changed since this reader was created."""
+        check_columns(self._label, self._spark_schema, _spark_columns(table))
+        if TableColumns.of(table).names() != self._columns.names():
+            raise TemporaryError(
+                f"{self._label}: the columns of the table have changed: a column was dropped, and another one was added"
+                " with its name and type. The pipeline has to start again to read the present columns"
+            )
 
     def read(self, file: IcebergFile) -> "Iterator[pa.RecordBatch]":
         with store_errors(self._label, self._location, self._properties.items(), (OSError,)):
             yield from self._rows(file)
 
     def _rows(self, file: IcebergFile) -> "Iterator[pa.RecordBatch]":
-        import pyarrow as pa
         import pyarrow.parquet as pq
         from pyiceberg.io import load_file_io
 
         file_io = load_file_io(self._properties, self._location)
         with file_io.new_input(file.path).open() as stream:
             parquet = pq.ParquetFile(stream)
-            stored = [field.name for field in self._schema if field.name in parquet.schema_arrow.names]
-            for batch in parquet.iter_batches(columns=stored):
-                columns = [
-                    batch.column(batch.schema.get_field_index(field.name)).cast(field.type)
-                    if field.name in stored
-                    else pa.nulls(batch.num_rows, field.type)
-                    for field in self._schema
-                ]
-                yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
+            projection = self._columns.projection(parquet.schema_arrow)
+            names = projection.stored_names(parquet.schema_arrow, self._schema)
+            for batch in parquet.iter_batches(columns=names):
+                yield projection.batch(batch, self._schema)

@@ -332,11 +332,11 @@ def spark_type(column: "Column[Any]") -> str:
     if isinstance(kind, sa.Boolean):
         return "boolean"
     if isinstance(kind, sa.SmallInteger):
-        # MariaDB and MySQL store a boolean as TINYINT(1).
-        return "boolean" if str(kind) == "TINYINT" and getattr(kind, "display_width", None) == 1 else "int"
+        return "int"
     if isinstance(kind, sa.BigInteger):
         return "bigint"
     if isinstance(kind, sa.Integer):
+        # MariaDB and MySQL store a boolean as TINYINT(1).
         if str(kind).startswith("TINYINT") and getattr(kind, "display_width", None) == 1:
             return "boolean"
         return "bigint"
