@@ -300,6 +300,8 @@ def test_an_index_that_does_not_make_the_key_unique_is_refused(url: str, table: 
     ):
         opened(upsert, None, "update", query=table).write(rows, 0)
     query(url, f"create unique index {table}_whole on {table} (text)")
+    if url.startswith(("mysql", "mariadb")):  # they would replace a row that is equal in any unique index
+        query(url, f"drop index {table}_text on {table}")
     opened(upsert, None, "update", query=table).write(rows, 0)
     assert ids(url, table) == [0]
 

@@ -239,7 +239,7 @@ class OpenedSql:
 
     def _prepared(self, rows: "DataFrame") -> "Table":
         """Return the table. Create it with the columns of the rows if it does not exist."""
-        from tidelog.pipelines.sinks.sql_checks import check_columns, check_names
+        from tidelog.pipelines.sinks.sql_checks import check_columns, check_names, check_unique_indexes
         from tidelog.pipelines.sinks.sql_types import check_table, create_table, existing_table
         from tidelog.pipelines.sinks.sql_values import write_json_as_text
 
@@ -252,8 +252,9 @@ class OpenedSql:
                 create_table(self._engine, self._sink.table, stored, key)
                 table = existing_table(self._engine, self._sink.table)
                 assert table is not None
-            check_columns(self._engine, table, stored, key, self._sink.describe())
+            check_columns(self._engine, table, stored, self._sink.describe())
             check_table(self._engine, table, stored, key, self._sink.describe())
+            check_unique_indexes(self._engine, table, stored.names, key, self._sink.describe())
             write_json_as_text(table)
             self._table = table
         return self._table

@@ -36,9 +36,9 @@ def check_names(columns: "StructType", sink: str) -> None:
             )
 
 
-def check_columns(engine: "Engine", table: "Table", columns: "StructType", key: Sequence[str], sink: str) -> None:
-    """Raise PipelineError if the database would change values of `columns` in `table`, or if rows could replace rows
-    with another key. Columns that the table does not have are left out.
+def check_columns(engine: "Engine", table: "Table", columns: "StructType", sink: str) -> None:
+    """Raise PipelineError if the database would change values of `columns` in `table`, or if a column differs from one
+    of the table only in case. Other columns that the table does not have are left out.
     """
     lower = {stored.name.lower(): stored.name for stored in table.columns}
     for column in columns:
@@ -55,8 +55,6 @@ def check_columns(engine: "Engine", table: "Table", columns: "StructType", key: 
                 f"{sink}: column {column.name} of the rows differs only in case from {lower[column.name.lower()]} in"
                 " the table: rename it"
             )
-    if key:
-        check_unique_indexes(engine, table, columns.names, key, sink)
 
 
 def keeps_values(row: "DataType", stored: Any, dialect: str) -> bool:
@@ -115,12 +113,13 @@ def _numeric_keeps(row: "DataType", stored: Any, dialect: str) -> bool:
 
 
 def check_unique_indexes(engine: "Engine", table: "Table", names: Sequence[str], key: Sequence[str], sink: str) -> None:
-    """Raise PipelineError if rows with the columns `names` could replace rows with another key.
+    """Raise PipelineError if rows with the columns `names` could replace rows with another key. Without a key, no
+    row is replaced.
 
     In MariaDB and MySQL, `ON DUPLICATE KEY UPDATE` replaces a row that has the same values in any unique index. The
     other databases compare only the key, and report an error for other unique indexes.
     """
-    if engine.dialect.name not in {"mysql", "mariadb"}:
+    if not key or engine.dialect.name not in {"mysql", "mariadb"}:
         return
     place, rows_key = engine.dialect.identifier_preparer.format_table(table), ", ".join(key)
     for index, parts in unique_indexes(engine, place).items():

@@ -217,25 +217,17 @@ def converters(
     """For each column, return a function that converts a value of Spark's Row to a value for the database. It raises
     PipelineError, which begins with `sink`, for a value that the database would change.
     """
-    import sqlalchemy as sa
-
     from tidelog.pipelines.sinks.sql_values import checked_converter
 
-    stored = {column.name: table.c[column.name].type for column in columns}
     return {
-        # In MariaDB, JSON is only another name for LONGTEXT, so a JSON column gets a text there.
         column.name: checked_converter(
-            column,
-            stored[column.name],
-            dialect,
-            _converter(column.dataType, isinstance(stored[column.name], sa.JSON), dialect),
-            sink,
+            column, table.c[column.name].type, dialect, _converter(column.dataType, dialect), sink
         )
         for column in columns
     }
 
 
-def _converter(data_type: "DataType", is_json: bool, dialect: str) -> Callable[[Any], Any]:
+def _converter(data_type: "DataType", dialect: str) -> Callable[[Any], Any]:
     name = data_type.typeName()
     if name == "binary":
         return lambda value: None if value is None else bytes(value)
@@ -245,8 +237,7 @@ def _converter(data_type: "DataType", is_json: bool, dialect: str) -> Callable[[
             return lambda value: None if value is None else value.astimezone(UTC)
         return lambda value: None if value is None else value.astimezone(UTC).replace(tzinfo=None)
     if name in {"array", "map", "struct"}:
-        decode = json.loads if is_json else str
-        return lambda value: None if value is None else decode(json.dumps(_plain(value, data_type)))
+        return lambda value: None if value is None else json.dumps(_plain(value, data_type))
     if name == "decimal" and dialect == "sqlite":
         precision = getattr(data_type, "precision", 10)
         return lambda value: value if value is None or precision <= SQLITE_DIGITS else format(value, "f")
