@@ -290,14 +290,8 @@ def start_queries(
     places = checked_checkpoints(pipeline, run, state, identity, partial(has_offsets, session))
     # Must precede the loading of the sources: a value format may be a class that is defined in the pipeline's file.
     send_functions_by_value(pipeline)
-    context = SourceContext(
-        session,
-        run.bootstrap,
-        pipeline.name,
-        is_streaming=True,
-        begin=identity.begin,
-        has_started=state.has_started(identity),
-    )
+    started = state.has_started(identity)
+    context = SourceContext(session, run.bootstrap, pipeline.name, True, identity.begin, has_started=started)
     frames: dict[str, DataFrame] = {}
     letter_sources: dict[str, Topic] = {}
     letter_loads: dict[int, str] = {}
