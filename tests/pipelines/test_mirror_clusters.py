@@ -3,7 +3,9 @@
 import re
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
+from unittest.mock import MagicMock
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -17,15 +19,16 @@ from confluent_kafka.admin import (
 )
 
 from tidelog.client.blocking import Client
+from tidelog.client.errors import GaveUp
 from tidelog.model.ids import TopicPartition as Partition
 from tidelog.pipelines import mirror_topics, mirror_writer
-from tidelog.pipelines.declarations import PipelineError, SinkContext
+from tidelog.pipelines.declarations import PipelineError, SinkContext, SourceContext, TemporaryError
 from tidelog.pipelines.mirror_cluster import MirrorCluster
 from tidelog.pipelines.mirror_groups import ACTIVE, MOVED, UNCHANGED, WAITING, MirrorGroups, MovedOffset
 from tidelog.pipelines.mirror_offsets import Run, entries_of, segments_of
 from tidelog.pipelines.mirror_store import MirrorStore, Plan, Position
 from tidelog.pipelines.mirror_topics import MirrorTopics
-from tidelog.pipelines.mirror_writer import MirrorWriter
+from tidelog.pipelines.mirror_writer import MirrorWriter, starting_options
 from tidelog.pipelines.mirrors import Mirror
 from tidelog.testing import Broker
 from tidelog.wire.records import Record, encode_batch
@@ -309,11 +312,90 @@ def copier(clusters: Clusters, monkeypatch: pytest.MonkeyPatch, request: pytest.
     return copier
 
 
-def writer(copier: Copier, query: str = "query", groups: str | None = None) -> MirrorWriter:
+def writer(copier: Copier, query: str = "query", groups: str | None = None, once: bool = False) -> MirrorWriter:
     topic = copier.partition.topic
     mirror = Mirror(topic, copier.clusters.source, re.escape(topic), copier.clusters.target, groups=groups, replicas=1)
     spark: Any = None
-    return MirrorWriter(mirror, SinkContext(spark, copier.clusters.target, topic, query, "append"))
+    return MirrorWriter(mirror, SinkContext(spark, copier.clusters.target, topic, query, "append", once))
+
+
+def delete(bootstrap: str, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.delete_topics([topic])[topic].result(LIMIT_S)
+
+
+@pytest.mark.parametrize("is_created_again", [False, True])
+@pytest.mark.parametrize("while_open", [False, True])
+def test_a_deleted_topic_of_the_target_stops_the_mirror(
+    copier: Copier, is_created_again: bool, while_open: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its records would be missing for ever, and the groups would get offsets of the deleted topic."""
+    monkeypatch.setattr(mirror_topics, "COMPARED_EVERY_S", 0.0)
+    topic = copier.partition.topic
+    transaction(copier.clusters.source, topic, ["a", "b", "c"], commit=True)
+    opened = writer(copier)
+    write_batch(opened, 0)
+    copier.begin = 4
+    transaction(copier.clusters.source, topic, ["d"], commit=True)
+    delete(copier.clusters.target, topic)
+    if is_created_again:
+        create(copier.clusters.target, topic)
+    try:
+        with pytest.raises(PipelineError, match=rf"{topic}(-0, which ends at 0 .*)? in the target, .* deleted since"):
+            write_batch(opened, 1) if while_open else writer(copier)
+        assert (topic in copier.clusters.target_cluster.partition_counts()) == is_created_again
+    finally:
+        opened.close()
+    assert 1 not in copier.written
+
+
+def test_a_begin_that_stored_offsets_would_override_is_refused(copier: Copier) -> None:
+    topic, clusters = copier.partition.topic, copier.clusters
+    transaction(clusters.source, topic, ["a"], commit=True)
+    declared = Mirror(topic, clusters.source, re.escape(topic), clusters.target, replicas=1)
+    refused = partial(starting_options, declared, clusters.target, "earliest", refuses_stored=True)
+    assert refused() == {"startingOffsets": "earliest"}
+    opened = writer(copier)
+    write_batch(opened, 0)
+    opened.close()
+    with pytest.raises(
+        PipelineError, match=f"mirror {topic} has copied records before, .*tidelog pipeline reset {topic}"
+    ):
+        refused()
+    assert topic in starting_options(declared, clusters.target, "earliest")["startingOffsets"]
+
+
+@pytest.mark.parametrize("has_started", [False, True])
+@pytest.mark.parametrize("begin", [None, "earliest"])
+def test_only_a_begin_of_a_new_query_is_checked(
+    monkeypatch: pytest.MonkeyPatch, has_started: bool, begin: str | None
+) -> None:
+    """A query that has started continues from its checkpoint, and keeps the value of --from of its first run."""
+    checked: list[bool] = []
+
+    def options(*_: object, refuses_stored: bool) -> dict[str, str]:
+        checked.append(refuses_stored)
+        return {}
+
+    monkeypatch.setattr(mirror_writer, "starting_options", options)
+    declared = Mirror("shop", "127.0.0.1:1", "shop", "127.0.0.1:2")
+    declared.load(SourceContext(MagicMock(), "127.0.0.1:2", "shop", True, begin, has_started=has_started))
+    assert checked == [begin is not None and not has_started]
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_a_failed_last_move_of_groups_is_a_failure_of_a_run_with_once(
+    copier: Copier, once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise GaveUp("no answer")
+
+    monkeypatch.setattr(MirrorGroups, "move", fail)
+    opened = writer(copier, groups=".*", once=once)
+    expected = pytest.raises(TemporaryError, match=r"the groups were not moved a last time, .* \(no answer\)")
+    with expected if once else nullcontext():
+        opened.close()
+    opened.close()
 
 
 def write_batch(opened: MirrorWriter, number: int) -> None:

@@ -57,13 +57,13 @@ PURE = _modules_listed_as("Pure")
 """Modules whose results depend on their arguments only: the time is an argument, and their callers do all waiting."""
 
 CALLED_BY_FRAMEWORKS = {
-    "do_GET", "log_message",
+    "bind_expression", "cache_ok", "do_GET", "log_message",
     "getDefaultReadLimit", "initialOffset", "latestOffset", "list_commands", "on_broken_pipe",
     "onQueryIdle", "onQueryProgress", "onQueryStarted", "onQueryTerminated", "prepareForTriggerAvailableNow",
     "pushFilters", "pytest_addoption", "pytest_configure", "reportLatestOffset", "streamReader", "streamWriter",
     "writer",
 }  # fmt: skip
-"""Methods and hooks that are called only by click, http.server, rich, pytest or Spark."""
+"""Methods and hooks that are called only by click, http.server, rich, pytest, Spark or SQLAlchemy."""
 
 CALLED_BY_USERS = {"lag_listener"}
 """Documented functions that only programs of users call."""

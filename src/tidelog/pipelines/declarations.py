@@ -37,6 +37,9 @@ class SourceContext:
     source's own choice."""
     rows_max: int | None = None
     """If `is_streaming` is false: upper bound on the number of rows to read; None for no limit."""
+    has_started: bool = False
+    """Whether a query of the pipeline has begun a micro-batch since the last reset or replay. Then the checkpoint says
+    where to continue."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class SinkContext:
     a micro-batch, it identifies the micro-batch, even after a restart."""
     output_mode: str
     """One of OUTPUT_MODES."""
+    once: bool = False
+    """Whether the query ends when it has processed what exists (`--once`)."""
 
 
 class Opened(Protocol):
@@ -65,7 +70,9 @@ class Opened(Protocol):
         ...
 
     def close(self) -> None:
-        """Release connections and files. Called when the query has stopped."""
+        """Release connections and files. Called when the query has stopped. An error after a run with `once` means that
+        the pipeline has failed.
+        """
         ...
 
 

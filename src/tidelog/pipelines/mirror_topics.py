@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from tidelog.pipelines.mirror_cluster import MirrorCluster, Setting
 from tidelog.wire.errors import ApiError
@@ -40,12 +40,17 @@ class MirrorTopics:
         prefix: str,
         replicas: int,
         settings_not_copied: Iterable[str] = (),
+        check_missing: Callable[[str], None] = lambda topic: None,
     ) -> None:
+        """`check_missing` is called with the name in the source of each topic that the target does not have. It raises
+        an error if the topic must not be created.
+        """
         self._source = source
         self._target = target
         self._prefix = prefix
         self._replicas = replicas
         self._not_copied = SETTINGS_NOT_COPIED | set(settings_not_copied)
+        self._check_missing = check_missing
         self._partition_counts: dict[str, int] = {}
         """Number of partitions by the topic's name in the source, when the topics were last compared."""
         self._comparison_due_s = float("-inf")
@@ -58,7 +63,8 @@ class MirrorTopics:
 
         Missing topics and partitions are created, and settings are copied. This is done if `partition_counts` has
         changed, or if COMPARED_EVERY_S have passed since the last time. So a topic that somebody deletes in the target
-        is created again. The mirror itself never deletes a topic of the target, and a topic never loses partitions.
+        is created again, if `check_missing` allows it. The mirror itself never deletes a topic of the target, and a
+        topic never loses partitions.
         """
         if self._partition_counts == dict(partition_counts) and time.monotonic() < self._comparison_due_s:
             return
@@ -66,6 +72,7 @@ class MirrorTopics:
         for topic, count in sorted(partition_counts.items()):
             target_count = target_counts.get(self._prefix + topic)
             if target_count is None:
+                self._check_missing(topic)
                 self._target.create_topic(self._prefix + topic, count, self._replicas, {})
                 logger.info("mirror_topic_created topic=%s partitions=%d", self._prefix + topic, count)
             elif target_count < count:

@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -67,11 +67,14 @@ def start_error(mirror: "Mirror", error: ApiError | ClientError) -> PipelineErro
     return kind(f"mirror {mirror.name} cannot begin: {error}")
 
 
-def starting_options(mirror: "Mirror", target: str, begin: str | int) -> dict[str, str]:
+def starting_options(
+    mirror: "Mirror", target: str, begin: str | int, *, refuses_stored: bool = False
+) -> dict[str, str]:
     """Return the options that say where a query without a checkpoint begins.
 
     If offsets of the mirror are stored, the query begins after the last mirrored record of each partition, and at the
     earliest offset of each partition without stored offsets. If no offsets are stored, the query begins at `begin`.
+    With `refuses_stored`, PipelineError is raised if offsets are stored, because `begin` would have no effect.
     """
     source_cluster, target_cluster = connect(mirror.source), connect(target)
     try:
@@ -81,6 +84,12 @@ def starting_options(mirror: "Mirror", target: str, begin: str | int) -> dict[st
             if isinstance(begin, int):
                 return {"startingTimestamp": str(begin), "startingOffsetsByTimestampStrategy": "latest"}
             return {"startingOffsets": begin}
+        if refuses_stored:
+            raise PipelineError(
+                f"mirror {mirror.name} has copied records before, and continues after them, so --from would have no"
+                f" effect. To continue without it: tidelog pipeline reset {mirror.name}. To copy records again, also"
+                f" delete the mirrored topics and {store.topic} in the target first"
+            )
         starting: dict[str, dict[str, int]] = {}
         for topic, count in TopicMatcher(mirror.pattern).topics(source_cluster).items():
             for number in range(count):
@@ -101,6 +110,7 @@ class MirrorWriter:
     def __init__(self, mirror: "Mirror", context: SinkContext) -> None:
         self._mirror = mirror
         self._query = context.query
+        self._once = context.once
         self._target_servers = mirror.target or context.bootstrap
         # The thread that moves groups needs clients of its own.
         self._clusters = [connect(servers) for servers in (mirror.source, self._target_servers) * 2]
@@ -113,6 +123,7 @@ class MirrorWriter:
             prefix=mirror.prefix,
             replicas=mirror.replicas,
             settings_not_copied=mirror.settings_not_copied,
+            check_missing=self._check_missing,
         )
         self._mover: GroupMover | None = None
         self._has_failed = False
@@ -128,6 +139,7 @@ class MirrorWriter:
             self._store.load(mirror.replicas)
             self._partition_counts = self._matcher.topics(self._source)
             self._topics.follow(self._partition_counts)
+            self._check_ends(tp for tp in self._store.offsets if tp.topic in self._partition_counts)
         except PipelineError:
             self._close_clusters()
             raise
@@ -185,15 +197,43 @@ class MirrorWriter:
     def _planned(self, rows: "DataFrame", position: Position) -> Plan:
         """Store and return the plan of a micro-batch that no attempt has written yet."""
         runs = source_runs(rows)
-        ends = self._target.ends(self._in_target(tp) for tp in runs)
+        ends = self._check_ends(runs)
         plan = Plan(position, {tp: ends[self._in_target(tp)] for tp in runs}, runs)
         self._store.save_plan(plan)
         return plan
 
+    def _check_missing(self, topic: str) -> None:
+        """Raise PipelineError if the target does not have a topic to which records were copied."""
+        name = self._mirror.prefix + topic
+        # A second question: a broker that is behind may not know a topic that exists.
+        if any(tp.topic == topic for tp in self._store.offsets) and name not in self._target.settings([name]):
+            raise self._deleted(name)
+
+    def _check_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the ends in the target of these partitions of the source, by the partition in the target.
+
+        Raises PipelineError if a partition ends before the records that were copied to it.
+        """
+        stored = {self._in_target(tp): self._store.offsets.get(tp) for tp in partitions}
+        ends = self._target.ends(stored)
+        for tp, offsets in stored.items():
+            copied_end = offsets.target_end if offsets is not None else None
+            if copied_end is not None and ends[tp] < copied_end:
+                raise self._deleted(f"{tp}, which ends at {ends[tp]} and not at {copied_end} or later,")
+        return ends
+
+    def _deleted(self, place: str) -> PipelineError:
+        name, store = self._mirror.name, self._store.topic
+        return PipelineError(
+            f"mirror {name}: records were copied to {place} in the target, and this topic was deleted since then, so"
+            " they are lost there, and the mirror would not copy them again. To copy all topics again, delete the"
+            f" mirrored topics and {store} in the target, and run: tidelog pipeline reset {name}"
+        )
+
     def close(self) -> None:
         """Move the groups a last time, unless a micro-batch has failed, and close the connections. The wait for this
-        move takes at most `mirror_groups.STOP_MAX_S`. If the move fails or takes longer, a warning is logged. A second
-        call does nothing.
+        move takes at most `mirror_groups.STOP_MAX_S`. If the move fails or takes longer, a warning is logged. In a run
+        with `once`, PipelineError is raised then, because no later move can succeed. A second call does nothing.
         """
         mover, self._mover = self._mover, None
         try:
@@ -203,6 +243,11 @@ class MirrorWriter:
             logger.warning(
                 "mirror_groups_failed mirror=%s the groups were not moved a last time: %s", self._mirror.name, error
             )
+            if self._once:
+                raise TemporaryError(
+                    f"mirror {self._mirror.name}: the records were copied, but the groups were not moved a last time,"
+                    f" so offsets in the target may be too low ({error}): run the mirror again"
+                ) from error
         finally:
             self._close_clusters()
 

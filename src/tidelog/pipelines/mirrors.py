@@ -90,7 +90,8 @@ class Mirror:
         }
         if context.is_streaming:
             begin = self.begin if context.begin is None else context.begin
-            options |= starting_options(self, self.target or context.bootstrap, begin)
+            is_new = context.begin is not None and not context.has_started
+            options |= starting_options(self, self.target or context.bootstrap, begin, refuses_stored=is_new)
         else:
             options.pop("maxOffsetsPerTrigger")
         frame = reader.format("tidelog").options(**options).load()

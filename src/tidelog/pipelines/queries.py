@@ -292,7 +292,8 @@ def start_queries(
     places = checked_checkpoints(names, run, state, identity, partial(has_offsets, session))
     # Must precede the loading of the sources: a value format may be a class that is defined in the pipeline's file.
     send_functions_by_value(pipeline)
-    context = SourceContext(session, run.bootstrap, pipeline.name, is_streaming=True, begin=identity.begin)
+    started = state.has_started(identity)
+    context = SourceContext(session, run.bootstrap, pipeline.name, True, identity.begin, has_started=started)
     frames: dict[str, DataFrame] = {}
     letter_sources: dict[str, Topic] = {}
     letter_loads: dict[int, str] = {}
@@ -332,7 +333,7 @@ def start_queries(
                     pipeline,
                     RunningQuery(
                         sink_name,
-                        pipeline.sinks[sink_name].open(sink_context),
+                        pipeline.sinks[sink_name].open(replace(sink_context, once=run.once)),
                         partial(state.mark_started, identity, sink_name),
                     ),
                     frame,

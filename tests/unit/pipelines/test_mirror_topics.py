@@ -5,6 +5,7 @@ from typing import Any, cast
 import pytest
 
 from tidelog.pipelines import mirror_topics
+from tidelog.pipelines.declarations import PipelineError
 from tidelog.pipelines.mirror_topics import MirrorTopics
 
 
@@ -38,3 +39,16 @@ def test_a_topic_that_is_deleted_in_the_target_is_created_again(monkeypatch: pyt
     now_s = mirror_topics.COMPARED_EVERY_S
     topics.follow({"sales": 3})
     assert target.topics == {"copy.sales": 3}
+
+
+def test_a_missing_topic_is_created_only_if_the_mirror_allows_it() -> None:
+    def refuse(topic: str) -> None:
+        if topic == "copied":
+            raise PipelineError(topic)
+
+    source, target = Cluster(), Cluster()
+    topics = MirrorTopics(cast(Any, source), cast(Any, target), prefix="copy.", replicas=1, check_missing=refuse)
+    topics.follow({"new": 1})
+    with pytest.raises(PipelineError, match=r"^copied$"):
+        topics.follow({"copied": 1, "new": 1})
+    assert target.topics == {"copy.new": 1}

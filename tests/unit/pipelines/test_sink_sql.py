@@ -325,6 +325,8 @@ def test_an_index_that_does_not_make_the_key_unique_is_refused(url: str, table: 
     ):
         opened(upsert, None, "update", query=table).write(rows, 0)
     query(url, f"create unique index {table}_whole on {table} (text)")
+    if url.startswith(("mysql", "mariadb")):  # they would replace a row that is equal in any unique index
+        query(url, f"drop index {table}_text on {table}")
     opened(upsert, None, "update", query=table).write(rows, 0)
     assert ids(url, table) == [0]
 
@@ -357,3 +359,104 @@ def test_a_bounded_query_does_not_go_back_if_rows_were_deleted(url: str, table: 
     query(url, f"insert into {table} values (12, 'after the start')")
     assert read_on(bounded, end) == (end, [])
     assert read_on(stream_reader(options(url, table, column="id")), end)[1] == [12]
+
+
+@pytest.fixture
+def far_from_utc(url: str) -> Iterator[str]:
+    """A server whose sessions have another time zone than UTC."""
+    settings = {
+        "mysql+pymysql": ("set global time_zone = '-05:00'", "set global time_zone = 'SYSTEM'"),
+        "postgresql+psycopg": (
+            "alter role current_user set timezone = 'America/New_York'",
+            "alter role current_user reset timezone",
+        ),
+    }
+    if url.startswith("sqlite"):
+        pytest.skip("SQLite has no time zones")
+    change, restore = settings[url.partition(":")[0]]
+    query(url, change)
+    try:
+        yield url
+    finally:
+        query(url, restore)
+
+
+@pytest.mark.parametrize("kind", ["timestamp", "other"])
+def test_the_time_zone_of_the_server_changes_no_time(far_from_utc: str, table: str, kind: str) -> None:
+    """Both servers have a type for a moment, and one for a time without a time zone, which is then in UTC."""
+    url = far_from_utc
+    is_postgresql = url.startswith("postgresql")
+    column = {"timestamp": "timestamp(6)", "other": "timestamptz" if is_postgresql else "datetime(6)"}[kind]
+    query(url, f"create table {table} (id bigint primary key, moment {column} null)")
+    rows = Rows(pa.table({"id": [1], "moment": pa.array([MOMENT], pa.timestamp("us", "UTC"))}))
+    opened(sql(url, table), None, query=table).write(rows, 0)
+    reader = SqlReader(options(url, table), SqlDataSource(options(url, table)).schema())
+    assert list(reader.read(reader.partitions()[0])) == [(1, MOMENT)]
+    as_utc = "moment at time zone 'UTC'" if is_postgresql else "convert_tz(moment, '-05:00', '+00:00')"
+    converts = (column == "timestamptz") if is_postgresql else (column == "timestamp(6)")
+    assert query(url, f"select {as_utc if converts else 'moment'} from {table}") == [(MOMENT.replace(tzinfo=None),)]
+
+
+def test_the_delay_is_kept_whatever_the_time_zone_of_the_server_is(far_from_utc: str, table: str) -> None:
+    url = far_from_utc
+    query(url, f"create table {table} (id bigint primary key, changed timestamp(6) default current_timestamp(6))")
+    now = "now() at time zone 'UTC'" if url.startswith("postgresql") else "current_timestamp(6)"
+    query(url, f"insert into {table} values (1, {now})")
+    waiting = stream_reader(options(url, table, column="changed", isTimestamp="True", delayS="3600"))
+    assert read_on(waiting, {})[1] == []
+    at_once = stream_reader(options(url, table, column="changed", isTimestamp="True", delayS="0"))
+    assert read_on(at_once, {})[1] == [1]
+
+
+def keyed(**columns: list[Any]) -> Rows:
+    """Rows of a sink with a key: none of them deletes a row."""
+    return Rows(pa.table(columns | {DELETED: [False] * len(next(iter(columns.values())))}))
+
+
+@pytest.mark.parametrize(
+    ("definition", "place"),
+    [
+        ("id bigint primary key, email varchar(50), unique at_once (email)", "at_once on email,"),
+        ("n bigint auto_increment primary key, id bigint, email varchar(50) unique, unique (id)", "email on email,"),
+        ("id bigint unique, email varchar(50) primary key", "PRIMARY on email,"),
+        ("id bigint, email varchar(50), primary key (id), unique u (email(1))", r"u on email \(first 1\)"),
+        ("id bigint primary key, email varchar(50), shop int default 7, unique u (shop, email)", "u on shop, email,"),
+        ("id bigint primary key, email varchar(50), low varchar(50) as (lower(email)) stored unique", "low on low,"),
+    ],
+)
+def test_a_row_does_not_replace_a_row_with_another_key(url: str, table: str, definition: str, place: str) -> None:
+    """MariaDB replaces a row that is equal in any unique index. The other databases report an error themselves."""
+    if not url.startswith("mysql"):
+        pytest.skip("only MariaDB and MySQL replace such rows")
+    query(url, f"create table {table} ({definition})")
+    sink = opened(sql(url, table, key="id"), None, "update", table)
+    with pytest.raises(
+        PipelineError, match=rf"^sql {table}: rows with different keys \(id\) .* unique index {place}.*DROP INDEX"
+    ):
+        sink.write(keyed(id=[1, 2], email=["a", "a"]), 0)
+    assert query(url, f"select count(*) from {table}") == [(0,)]
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        "number bigint auto_increment primary key, id bigint, email varchar(50), unique (id)",
+        "id bigint primary key, email varchar(50), unique (email, id)",
+        "id bigint primary key, email varchar(50), shop int, unique (shop, email)",
+        "id bigint primary key, email varchar(50), token char(36) default (uuid()), unique (token, email)",
+    ],
+)
+def test_a_unique_index_that_no_two_keys_share_is_accepted(url: str, table: str, definition: str) -> None:
+    if not url.startswith("mysql"):
+        pytest.skip("only MariaDB and MySQL look at other unique indexes")
+    query(url, f"create table {table} ({definition})")
+    opened(sql(url, table, key="id"), None, "update", table).write(keyed(id=[1, 2], email=["a", "a"]), 0)
+    assert query(url, f"select id, email from {table} order by id") == [(1, "a"), (2, "a")]
+
+
+def test_an_index_on_the_beginning_of_a_key_is_refused(url: str, table: str) -> None:
+    if not url.startswith("mysql"):
+        pytest.skip("only MariaDB and MySQL have indexes on the beginning of a value")
+    query(url, f"create table {table} (name varchar(50), n int, primary key (name(2)))")
+    with pytest.raises(PipelineError, match=r"unique index PRIMARY on name \(first 2\)"):
+        opened(sql(url, table, key="name"), None, "update", table).write(keyed(name=["abc", "abd"], n=[1, 2]), 0)

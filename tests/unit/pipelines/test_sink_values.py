@@ -1,5 +1,6 @@
 """Values that Spark has and Python or a target does not have."""
 
+import datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ pytest.importorskip("pyspark", reason="needs tidelog[spark]")
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder
 
 from sinks_harness.rows import Rows
 from sinks_harness.trials import opened
@@ -21,6 +22,7 @@ from tidelog.pipelines.sinks.iceberg import iceberg, load_catalog
 from tidelog.pipelines.sinks.keyed_rows import DELETED
 from tidelog.pipelines.sinks.parquet import parquet
 from tidelog.pipelines.sinks.written_files import WrittenFile
+from tidelog.pipelines.sources.delta import DeltaDataSource
 
 NOT_UTF8 = pa.array([b"\xff\xfe", b"a", None], pa.binary()).view(pa.string())
 DAY_US = 86_400_000_000
@@ -134,3 +136,29 @@ def test_a_day_in_a_partition_must_have_a_year_of_four_digits(tmp_path: Path, da
     check_partition_values([WrittenFile("f", 1, 1, ["-0044-03-15"], "", [])], table, "delta")
     with pytest.raises(PipelineError, match=r"column day is in partition_by .* must be in the years -9999 to 9999"):
         check_partition_values([WrittenFile("f", 1, 1, [day], "", [])], table, "delta")
+
+
+ZERO_TIME = datetime.datetime(1, 1, 1, tzinfo=datetime.UTC)
+"""Go and .NET write this time where they have none."""
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+@pytest.mark.parametrize("zone", ["UTC", None])
+def test_readers_find_rows_with_years_before_1000(tmp_path: Path, partitioned: bool, zone: str | None) -> None:
+    """Readers leave out files by the minima and maxima in the table's log, and read partition values from there."""
+    times = [ZERO_TIME, datetime.datetime(200, 5, 5, 1, 2, 3, 4, tzinfo=datetime.UTC), datetime.datetime(2024, 5, 5)]
+    times = [each.replace(tzinfo=datetime.UTC if zone else None) for each in times]
+    path = str(tmp_path / "d")
+    write(delta(path, partition_by="v" if partitioned else ()), pa.array(times, pa.timestamp("us", zone)))
+    limit = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC if zone else None)
+    for operator, expected in (("<", [1, 2]), (">", [3])):
+        found = DeltaTable(path).to_pyarrow_table(filters=[("v", operator, limit)])
+        assert sorted(found.column("id").to_pylist()) == expected
+        kind = "timestamptz" if zone else "timestamp"
+        statement = f"select id from t where v {operator} {kind} '2000-01-01T00:00:00' order by id"
+        queried = QueryBuilder().register("t", DeltaTable(path)).execute(statement).read_all()
+        assert pa.table(queried).column("id").to_pylist() == expected
+    source = DeltaDataSource({"location": path, "storageSecrets": "{}", "begin": "null", "beginIsVersion": "False"})
+    reader = source.reader(source.schema())
+    read = [row for part in reader.partitions() for each in reader.read(part) for row in each.to_pylist()]  # type: ignore[union-attr]
+    assert sorted(row["v"] for row in read) == times

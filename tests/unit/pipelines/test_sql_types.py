@@ -65,7 +65,7 @@ IN_UTC = NAIVE.astimezone(datetime.UTC).isoformat()
 def test_values_inside_of_other_values(kind: DataType, value: Any, stored: Any) -> None:
     column = StructField("c", kind)
     table = sa.Table("t", sa.MetaData(), sa.Column("c", sa.Text()))
-    assert json.loads(converters([column], table, "sqlite")["c"](value)) == stored
+    assert json.loads(converters([column], table, "sqlite", "sink")["c"](value)) == stored
 
 
 @pytest.fixture

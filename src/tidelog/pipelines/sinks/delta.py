@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext
 from tidelog.pipelines.sinks.batch_numbers import is_written
 from tidelog.pipelines.sinks.commits import commit
+from tidelog.pipelines.sinks.delta_rules import check_rules, required_fields
 from tidelog.pipelines.sinks.extras import load
 from tidelog.pipelines.sinks.keyed_rows import KeyedRows
 from tidelog.pipelines.sinks.object_errors import one_line, refuse_credentials, store_error, store_errors
@@ -157,7 +158,8 @@ class OpenedDelta:
             self._merge(self._sink.keyed.prepare(batch, self._sink.describe()), existing, batch_id)
             return
         rows, table = self._prepared(batch, existing)
-        layout = Layout(partition_by=tuple(table.metadata().partition_columns), has_statistics=True)
+        names = tuple(table.metadata().partition_columns)
+        layout = Layout(partition_by=names, has_statistics=True, required=required_fields(table))
         files = write_files(rows, self._store, layout, self._sink.describe())
         with removed_on_error(self._store, files):
             check_partition_values(files, table, self._sink.describe())
@@ -171,7 +173,8 @@ class OpenedDelta:
         key = self._sink.keyed.key if self._sink.keyed else ()
         changes = changes_of(rows, table, key, self._sink.describe())
         if changes.num_rows:
-            self._commit(batch_id, lambda table, properties: merge(table, changes, key, properties))
+            sink = self._sink.describe()
+            self._commit(batch_id, lambda table, properties: merge(table, changes, key, properties, sink))
 
     def _commit(self, batch_id: int, change: "Callable[[DeltaTable, CommitProperties], None]") -> None:
         """Call `change` to commit the micro-batch with its number, unless the table contains this micro-batch already.
@@ -265,6 +268,7 @@ class OpenedDelta:
             )
             table = self._load()
             assert table is not None
+        check_rules(table, rows.columns, self._sink.keyed is not None, self._sink.describe())
         rows = widened(rows, table, self._sink.describe())
         schema = stored_schema(rows, self._sink.describe())
         added, with_new_fields = missing_columns(table, schema), columns_with_new_fields(rows, table)

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable
     from pyspark.sql import DataFrame
 
+REFUSED = "failed validation check"
+"""Part of the error with which deltalake refuses rows that do not follow the rules of the table."""
+
 
 def changes_of(rows: "DataFrame", target: "DeltaTable", key: Sequence[str], sink: str) -> "pa.Table":
     """Return the rows, which include the column DELETED, in the driver's memory. A nested column gets the type that
@@ -70,8 +73,14 @@ def check_values(changes: "pa.Table", sink: str) -> None:
                 ) from None
 
 
-def merge(table: "DeltaTable", changes: "pa.Table", key: Sequence[str], properties: "CommitProperties") -> None:
-    """Update, insert or delete one row for each row of `changes`, in one commit."""
+def merge(
+    table: "DeltaTable", changes: "pa.Table", key: Sequence[str], properties: "CommitProperties", sink: str
+) -> None:
+    """Update, insert or delete one row for each row of `changes`, in one commit. Raises PipelineError if the rows do
+    not follow the rules of the table.
+    """
+    from deltalake.exceptions import DeltaError
+
     conditions = [
         # A comparison with `=` lets deltalake skip files by their statistics, but `=` is never true for nulls.
         f"(target.`{name}` {'IS NOT DISTINCT FROM' if changes.column(name).null_count else '='} source.`{name}`)"
@@ -86,4 +95,13 @@ def merge(table: "DeltaTable", changes: "pa.Table", key: Sequence[str], properti
     )
     merger = merger.when_matched_delete(f"source.`{DELETED}`")
     merger = merger.when_matched_update_all(except_cols=[DELETED])
-    merger.when_not_matched_insert_all(f"NOT source.`{DELETED}`", except_cols=[DELETED]).execute()
+    merger = merger.when_not_matched_insert_all(f"NOT source.`{DELETED}`", except_cols=[DELETED])
+    try:
+        merger.execute()
+    except DeltaError as error:
+        if REFUSED not in str(error):
+            raise
+        raise PipelineError(
+            f"{sink}: rows do not follow a rule of the table, which is a constraint, a computed column or a column that"
+            f" must not be null: {str(error).splitlines()[0]} Correct such rows in the pipeline, or leave them out"
+        ) from error

@@ -16,6 +16,7 @@ from tidelog.pipelines.sinks.batch_numbers import is_written
 from tidelog.pipelines.sinks.extras import load
 from tidelog.pipelines.sinks.keyed_rows import DELETED, KeyedRows, null_in_key, repeated
 from tidelog.pipelines.sinks.outages import is_outage
+from tidelog.pipelines.sinks.sql_sessions import prepare_sessions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -113,7 +114,9 @@ class Sql:
         return _DatabaseErrors(f"{self.describe()} at {engine.url.render_as_string(hide_password=True)}")
 
     def engine(self) -> "Engine":
-        """Return a new engine. Raises PipelineError if the URL is wrong or the database's driver is not installed."""
+        """Return a new engine, whose sessions use UTC. Raises PipelineError if the URL is wrong or the database's
+        driver is not installed.
+        """
         sqlalchemy = load("sqlalchemy", "sql()", "sql")
         # Each transaction has a connection of its own, so that no connection stays open in a task or after a failure.
         arguments = {"hide_parameters": True, "poolclass": sqlalchemy.pool.NullPool, **self.options}
@@ -125,10 +128,7 @@ class Sql:
             raise PipelineError(
                 f"{self.describe()}: the URL of the database is wrong: write it as postgresql+psycopg://USER@HOST/NAME"
             ) from error
-        if engine.dialect.name == "sqlite":
-            from tidelog.pipelines.sinks.sql_types import begin_transactions_explicitly
-
-            begin_transactions_explicitly(engine)
+        prepare_sessions(engine)
         return engine
 
 
@@ -174,6 +174,7 @@ class OpenedSql:
         for the lock, and then finds that the micro-batch is written.
         """
         from tidelog.pipelines.sinks.sql_types import converters, delete_statement, insert_statement
+        from tidelog.pipelines.sinks.sql_values import named_years
 
         columns = self._batches.c
         advance = self._batches.update().where(columns.query == self._query, columns.batch < batch_id)
@@ -183,14 +184,14 @@ class OpenedSql:
             connection.execute(table.delete())
         key = self._sink.keyed.key if self._sink.keyed else ()
         names = [name for name in rows.columns if name != DELETED]
-        convert = converters(
-            [column for column in rows.schema if column.name in names], table, self._engine.dialect.name
-        )
+        stored = [column for column in rows.schema if column.name in names]
+        convert = converters(stored, table, self._engine.dialect.name, self._sink.describe())
         insert = insert_statement(self._engine.dialect.name, table, names, key)
         remove = delete_statement(table, key) if key else None
         finds_repeated = self._sink.keyed is not None and self._sink.keyed.order_by is None
         keys: set[tuple[Any, ...]] = set()  # stays empty with `order_by`: then each key has one row
-        for chunk in in_chunks(rows.toLocalIterator(prefetchPartitions=True)):
+        found = named_years(rows.toLocalIterator(prefetchPartitions=True), rows.schema, self._sink.describe())
+        for chunk in in_chunks(found):
             for row in chunk if key else ():
                 if any(row[name] is None for name in key):
                     raise null_in_key(self._sink.describe(), key, [row[name] for name in key])
@@ -260,17 +261,23 @@ class OpenedSql:
 
     def _prepared(self, rows: "DataFrame") -> "Table":
         """Return the table. Create it with the columns of the rows if it does not exist."""
+        from tidelog.pipelines.sinks.sql_checks import check_columns, check_names, check_unique_indexes
         from tidelog.pipelines.sinks.sql_types import check_table, create_table, existing_table
+        from tidelog.pipelines.sinks.sql_values import write_json_as_text
 
         if self._table is None:
             stored = rows.drop(DELETED).schema
             key = self._sink.keyed.key if self._sink.keyed else ()
+            check_names(stored, self._sink.describe())
             table = existing_table(self._engine, self._sink.table)
             if table is None:
                 create_table(self._engine, self._sink.table, stored, key)
                 table = existing_table(self._engine, self._sink.table)
                 assert table is not None
+            check_columns(self._engine, table, stored, self._sink.describe())
             check_table(self._engine, table, stored, key, self._sink.describe())
+            check_unique_indexes(self._engine, table, stored.names, key, self._sink.describe())
+            write_json_as_text(table)
             self._table = table
         return self._table
 

@@ -211,18 +211,23 @@ def delete_statement(table: "Table", key: Sequence[str]) -> "Delete":
     return table.delete().where(*[table.c[name] == sa.bindparam(f"key_{name}") for name in key])
 
 
-def converters(columns: "Iterable[StructField]", table: "Table", dialect: str) -> Mapping[str, Callable[[Any], Any]]:
-    """For each column, return a function that converts a value of Spark's Row to a value for the database."""
-    import sqlalchemy as sa
+def converters(
+    columns: "Iterable[StructField]", table: "Table", dialect: str, sink: str
+) -> Mapping[str, Callable[[Any], Any]]:
+    """For each column, return a function that converts a value of Spark's Row to a value for the database. It raises
+    PipelineError, which begins with `sink`, for a value that the database would change.
+    """
+    from tidelog.pipelines.sinks.sql_values import checked_converter
 
     return {
-        # In MariaDB, JSON is only another name for LONGTEXT, so a JSON column gets a text there.
-        column.name: _converter(column.dataType, isinstance(table.c[column.name].type, sa.JSON), dialect)
+        column.name: checked_converter(
+            column, table.c[column.name].type, dialect, _converter(column.dataType, dialect), sink
+        )
         for column in columns
     }
 
 
-def _converter(data_type: "DataType", is_json: bool, dialect: str) -> Callable[[Any], Any]:
+def _converter(data_type: "DataType", dialect: str) -> Callable[[Any], Any]:
     name = data_type.typeName()
     if name == "binary":
         return lambda value: None if value is None else bytes(value)
@@ -232,8 +237,7 @@ def _converter(data_type: "DataType", is_json: bool, dialect: str) -> Callable[[
             return lambda value: None if value is None else value.astimezone(UTC)
         return lambda value: None if value is None else value.astimezone(UTC).replace(tzinfo=None)
     if name in {"array", "map", "struct"}:
-        decode = json.loads if is_json else str
-        return lambda value: None if value is None else decode(json.dumps(_plain(value, data_type)))
+        return lambda value: None if value is None else json.dumps(_plain(value, data_type))
     if name == "decimal" and dialect == "sqlite":
         precision = getattr(data_type, "precision", 10)
         return lambda value: value if value is None or precision <= SQLITE_DIGITS else format(value, "f")
@@ -259,21 +263,3 @@ def _plain(value: Any, data_type: "DataType") -> Any:
     if isinstance(value, bytes | bytearray):
         return bytes(value).hex()
     return str(value) if not isinstance(value, Decimal) else format(value, "f")
-
-
-def begin_transactions_explicitly(engine: "Engine") -> None:
-    """Let each transaction of SQLite begin before its first statement. A statement waits up to 30 s for other writers.
-
-    Python's sqlite3 alone would begin a transaction only before the first statement that changes rows. Earlier reads
-    and earlier statements that create tables would then not be part of the transaction.
-    """
-    from sqlalchemy import event
-
-    @event.listens_for(engine, "connect")
-    def connected(connection: Any, _: Any) -> None:
-        connection.isolation_level = None
-        connection.execute("PRAGMA busy_timeout = 30000")
-
-    @event.listens_for(engine, "begin")
-    def begun(connection: Any) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.pipelines.declarations import PipelineError
 from tidelog.pipelines.sinks.arrow_types import in_utc
+from tidelog.pipelines.sinks.delta_rules import with_required_values
 from tidelog.pipelines.sinks.stores import Store
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ class Layout:
     compression: str = "zstd"
     has_statistics: bool = False
     """Whether to return statistics of the files (Delta)."""
+    required: "pa.Schema | None" = None
+    """The table's columns, if some of their values must not be null (Delta)."""
     file_bytes_max: int | None = None
     """Size at which a task completes a file and begins another one, in bytes; None for no limit."""
 
@@ -78,11 +81,12 @@ class Layout:
 def write_files(batch: "DataFrame", store: Store, layout: Layout, sink: str) -> list[WrittenFile]:
     """Write all rows of `batch` and return the files, which are complete and durable.
 
-    Raises PipelineError, which names `sink`, if the rows cannot be partitioned as `layout` says.
+    Raises PipelineError, which names `sink`, if the rows cannot be partitioned as `layout` says. A task raises it if a
+    value is null that must not be null.
     """
 
     def write(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-        return write_task(batches, store, layout)
+        return write_task(with_required_values(batches, layout.required, sink), store, layout)
 
     check_partition_columns(batch, layout.partition_by, sink, may_be_all=layout.keeps_partition_columns)
     return [WrittenFile(*row) for row in batch.mapInArrow(write, RESULT).collect()]
@@ -373,7 +377,9 @@ def _statistic(value: object) -> object:
     its type gets no statistics.
     """
     if isinstance(value, datetime):
-        return value.strftime("%Y-%m-%dT%H:%M:%S.%f") + ("Z" if value.tzinfo is not None else "")
+        # A year has four digits, as in 0001-01-01; strftime would omit the zeros, and readers cannot parse that.
+        text = value.replace(tzinfo=None).isoformat(timespec="microseconds")
+        return text + ("Z" if value.tzinfo is not None else "")
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, bool | bytes):

@@ -8,6 +8,7 @@ files.
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -21,6 +22,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 from pyspark.sql.types import StructType
 
 from tidelog.pipelines.declarations import PipelineError, SourceContext, TemporaryError
+from tidelog.pipelines.sinks.delta_rules import has_mapped_columns
 from tidelog.pipelines.sinks.object_errors import one_line, store_error, store_errors, without_secrets
 from tidelog.pipelines.sinks.stores import is_url
 from tidelog.pipelines.sources.columns import check_columns
@@ -34,8 +36,6 @@ if TYPE_CHECKING:
 NO_VERSION = -1
 """The position before a table's first version. If a stream begins here, its first micro-batch reads all rows of the
 newest version."""
-MAPPING_MODE = "delta.columnMapping.mode"
-"""Property of a table. Unless it is `none`, the columns have other names in the Parquet files than in the table."""
 VERSIONS_MAX = 1000
 """Upper bound on the versions that one micro-batch reads."""
 
@@ -109,10 +109,7 @@ class DeltaLog:
             found = store_error(label, self.location, error, self.storage.items()) if is_url(self.location) else None
             text = without_secrets(one_line(str(error)), self.storage.items())
             raise found or PipelineError(f"{label}: the table cannot be read: {text}") from error
-        protocol = table.protocol()
-        # A table with reader version 2 may use column mapping. Only later reader versions have a list of features.
-        may_be_mapped = protocol.min_reader_version == 2 or "columnMapping" in (protocol.reader_features or ())
-        if may_be_mapped and table.metadata().configuration.get(MAPPING_MODE, "none").lower() != "none":
+        if has_mapped_columns(table):
             raise PipelineError(f"delta {self.location}: the table uses column mapping, which this source cannot read")
         return table
 
@@ -318,6 +315,6 @@ def partition_text(value: object) -> str:
     """Return the value of a partition column as text, in the form that `partition_value` reads."""
     if isinstance(value, bool):
         return str(value).lower()
-    if hasattr(value, "strftime") and hasattr(value, "hour"):
-        return str(value.strftime("%Y-%m-%d %H:%M:%S.%f"))
+    if isinstance(value, datetime):
+        return value.replace(tzinfo=None).isoformat(sep=" ", timespec="microseconds")
     return str(value)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
+from decimal import Context, Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -132,16 +132,20 @@ class TableReader:
     def _rows(self, selected: ValueRange) -> Iterator[tuple[Any, ...]]:
         import sqlalchemy as sa
 
-        statement = sa.select(self.table)
+        dialect = self.engine.dialect.name
+        statement = sa.select(*[selected_value(column, dialect).label(column.name) for column in self.table.columns])
         if self.column is not None:
             if selected.begin is not None:
                 statement = statement.where(self.column > self.value(selected.begin))
             if selected.end is not None:
                 statement = statement.where(self.column <= self.value(selected.end))
         statement = statement.limit(self._limit) if self._limit is not None else statement
-        converters = [_to_spark(column) for column in self.table.columns]
-        with self.engine.connect().execution_options(yield_per=10_000) as connection:
-            for row in connection.execute(statement):
+        converters = [_to_spark(column, f"sql {self.name}") for column in self.table.columns]
+        with (
+            self.engine.connect().execution_options(yield_per=10_000) as connection,
+            connection.execute(statement) as result,
+        ):
+            for row in result:
                 yield tuple(convert(value) for convert, value in zip(converters, row, strict=True))
 
     def end_of_rows(
@@ -311,6 +315,8 @@ OPTION_NAMES = (
 """The options that a reader keeps, on the driver and in the executors."""
 MANY_ROWS = 2**62
 """A limit of rows that no table reaches."""
+MANY_DIGITS = Context(prec=1000)
+"""For calculations with more digits than any number that Spark's decimals can have."""
 SPARK_TYPES: dict[str, DataType] = {
     "boolean": BooleanType(),
     "int": IntegerType(),
@@ -342,7 +348,9 @@ def spark_type(column: "Column[Any]") -> str:
     if isinstance(kind, sa.Float):
         return "double"
     if isinstance(kind, sa.Numeric):
-        return f"decimal({min(kind.precision or 38, 38)},{min(kind.scale if kind.scale is not None else 18, 38)})"
+        # Without a precision, a number has any number of digits. Spark's decimals have at most 38.
+        precision, scale = kind.precision or 0, kind.scale or 0
+        return f"decimal({precision},{scale})" if 0 <= scale <= precision and 0 < precision <= 38 else "string"
     if isinstance(kind, sa.DateTime | sa.TIMESTAMP):
         return "timestamp"
     if isinstance(kind, sa.Date):
@@ -358,7 +366,26 @@ def _spark_data_type(name: str) -> DataType:
     return SPARK_TYPES[name]
 
 
-def _to_spark(column: "Column[Any]") -> Any:
+def selected_value(column: "Column[Any]", dialect: str) -> Any:
+    """Return the expression that selects a column without a change of its value: JSON as the text that is stored, an
+    array of PostgreSQL as JSON, and a number of SQLite as it is stored.
+    """
+    import sqlalchemy as sa
+
+    kind = column.type
+    if isinstance(kind, sa.JSON):
+        return sa.cast(column, sa.Text()) if dialect == "postgresql" else sa.type_coerce(column, sa.Text())
+    if isinstance(kind, sa.ARRAY):
+        return sa.cast(sa.func.to_json(column), sa.Text())
+    if dialect == "sqlite" and isinstance(kind, sa.Numeric) and not isinstance(kind, sa.Float):
+        return sa.type_coerce(column, sa.Text())  # SQLAlchemy would round it to 10 digits after the point
+    return column
+
+
+def _to_spark(column: "Column[Any]", source: str) -> Any:
+    """Return a function that converts a value of the database to a value for Spark. It raises PipelineError, which
+    begins with `source`, for a value that Spark would change.
+    """
     kind = spark_type(column)
     if kind == "boolean":
         return lambda value: None if value is None else bool(value)
@@ -371,14 +398,36 @@ def _to_spark(column: "Column[Any]") -> Any:
         return lambda value: None if value is None else bytes(value)
     if kind == "string":
         return _as_text
+    if kind.startswith("decimal"):
+        data_type = _spark_data_type(kind)
+        return lambda value: None if value is None else _decimal(value, data_type, f"{source}: column {column.name}")
     return lambda value: value
+
+
+def _decimal(value: Any, data_type: Any, place: str) -> Decimal:
+    """Return the value as a decimal number. Spark would round it to the scale of the type, and make NaN a null."""
+    try:
+        number = value if isinstance(value, Decimal) else Decimal(str(value))
+    except InvalidOperation:
+        number = Decimal("NaN")
+    exponent = number.as_tuple().exponent
+    if isinstance(exponent, int) and exponent >= -data_type.scale:
+        return number
+    if not number.is_finite() or number != MANY_DIGITS.quantize(number, Decimal(1).scaleb(-data_type.scale)):
+        raise PipelineError(
+            f"{place} has the value {value}, which {data_type.simpleString()} cannot represent: correct the row, or"
+            " read a view of the table with this column as a text"
+        )
+    return number
 
 
 def _as_text(value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
+    if isinstance(value, Decimal):
+        return format(value, "f")  # not as 1E+3
     if isinstance(value, dict | list):
-        return json.dumps(value)
+        return json.dumps(value, default=str)
     if isinstance(value, bytes | memoryview):
         return base64.b64encode(bytes(value)).decode()
     return str(value)
