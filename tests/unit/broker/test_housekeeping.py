@@ -53,4 +53,6 @@ def test_retention_runs_although_partitions_cannot_be_opened_again(caplog: pytes
     with caplog.at_level(logging.ERROR), pytest.raises(asyncio.CancelledError):
         asyncio.run(BrokerServer._run_housekeeping(broker))
     assert rounds == ["open", "retention"] * 2
-    assert [record.getMessage() for record in caplog.records] == ["housekeeping failed task=opening of offline partitions"] * 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "housekeeping failed task=opening of offline partitions"
+    ] * 2
