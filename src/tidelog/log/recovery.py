@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.log")
 
 REWRITE_BYTES = 1 << 20
-"""Number of bytes that are written again at once (see `_write_again`)."""
+"""Number of bytes that are written again at once (see `Rewriter`)."""
 
 
 class RecoveryReport(NamedTuple):
@@ -429,10 +429,12 @@ class LogOpener:
         segment.transactions.truncate_to(replay_from)
         start_position, indexes_wrong = segment.keep_indexes_below(replay_from)
         position, end = self._replay_flushed(segment, start_position, replay_from)
+        rewriter = Rewriter(segment.file)
         try:
             for at, batch, fields in batches(segment.file, position, segment.size, segment.base_offset, end):
                 if crc32c(batch[21:]) != fields[CRC]:  # the CRC covers all bytes after its own field
                     raise CorruptLog(segment.path, at, f"the batch's CRC-32C is not the stated {fields[CRC]:#010x}")
+                rewriter.add(at, batch)
                 segment.note_batch(at, fields)
                 self._replay(segment, at, len(batch), fields, replay_from)
                 end = fields[BASE_OFFSET] + fields[LAST_OFFSET_DELTA] + 1
@@ -456,7 +458,7 @@ class LogOpener:
         if index + 1 < len(self._segments.items):
             segment.finish()
         if end > self._flushed_end:
-            _write_again(segment.file, position, segment.size)
+            rewriter.finish()
             segment.file.sync()
         return end
 
@@ -536,12 +538,30 @@ class LogOpener:
             segment.remove()
 
 
-def _write_again(file: "File", position: int, end: int) -> None:
-    """Write the bytes between `position` and `end` to the file again, unchanged, so that the next sync stores them.
+class Rewriter:
+    """Writes the scanned batches of a segment to its file again, unchanged, so that the next sync stores them.
 
     A sync of the last process may have failed. Then the kernel has marked the pages clean although the disk does not
     have their bytes. They can still be read from the page cache, and a sync alone would succeed without writing them.
     """
-    while data := file.pread(max(min(REWRITE_BYTES, end - position), 0), position):
-        file.pwrite(data, position)
-        position += len(data)
+
+    def __init__(self, file: "File") -> None:
+        self._file = file
+        self._position = 0
+        self._batches: list[memoryview] = []
+        self._bytes = 0
+
+    def add(self, position: int, batch: memoryview) -> None:
+        """Add the batch at `position`. It must follow the previous one. Blocks."""
+        if not self._batches:
+            self._position = position
+        self._batches.append(batch)
+        self._bytes += len(batch)
+        if self._bytes >= REWRITE_BYTES:
+            self.finish()
+
+    def finish(self) -> None:
+        """Write the batches that were added and are not written yet. Blocks."""
+        if self._batches:
+            self._file.pwrite(b"".join(self._batches), self._position)
+        self._batches, self._bytes = [], 0

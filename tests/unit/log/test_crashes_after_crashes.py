@@ -61,18 +61,27 @@ def test_only_batches_that_were_not_flushed_are_written_again(monkeypatch: pytes
     on.flush()
     flushed_bytes = on.log.size_bytes
     on.append(b"b" * 50)
-    on.append(b"c" * 5000)
-    written: list[tuple[str, int, int]] = []
-    write_again = recovery._write_again
+    for _ in range(4):
+        on.append(b"c" * 1400)
+    contents = {path: on.disk.read(path) for path in (on.path(0), on.path(2))}
+    written: list[tuple[str, int, bytes]] = []
+    pwrite = SimFile.pwrite
 
-    def note(file: SimFile, position: int, end: int) -> None:
-        written.append((file.path, position, end))
-        write_again(file, position, end)
+    def note(file: SimFile, data: bytes, position: int) -> None:
+        if file.path in contents:
+            written.append((file.path, position, bytes(data)))
+        pwrite(file, data, position)
 
-    monkeypatch.setattr(recovery, "_write_again", note)
+    monkeypatch.setattr(recovery, "REWRITE_BYTES", 2000)  # the second segment is written in several parts
+    monkeypatch.setattr(SimFile, "pwrite", note)
     on.kill()
-    sizes = [segment.size for segment in on.log.segments.items]
-    assert written == [(on.path(0), flushed_bytes, sizes[0]), (on.path(2), 0, sizes[1])]
+    monkeypatch.undo()
+    assert written[0][:2] == (on.path(0), flushed_bytes)
+    for path, start in ((on.path(0), flushed_bytes), (on.path(2), 0)):
+        parts = [(position, data) for name, position, data in written if name == path]
+        ends = [position + len(data) for position, data in parts]
+        assert [position for position, _ in parts] == [start, *ends[:-1]]
+        assert b"".join(data for _, data in parts) == contents[path][start:]
 
 
 def left_behind(policy: str) -> LogOnDisk:
