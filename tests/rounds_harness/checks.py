@@ -254,7 +254,7 @@ FAULTS_OF_TIDELOG = re.compile(
     r"fetch failed after a cold read|listener failed|a receiver failed|upkeep of the cluster failed|"
     r"listener of the broker's lease failed|fetcher failed|followers not checked|batch not appended|compaction failed|"
     r"group lag check failed|start=failed|resources of the start not released|committed records truncated|"
-    r"metadata read-only until restart|coordinator role change failed|answer failed|step failed"
+    r"metadata read-only until restart|housekeeping failed|coordinator role change failed|answer failed|step failed"
 )
 """The lines that docs/log-lines.md calls a fault in Tidelog, and those that mean that something was lost."""
 LEASE_LOST = "broker lease lost"
