@@ -349,8 +349,15 @@ def test_a_transaction_that_takes_too_long(
         with pytest.raises((KafkaException, Exception)) as refused:
             session.send(topic, b"later still") if action == "send" else getattr(session, action)()
         assert is_fenced(refused.value), repr(refused.value)
-        with pytest.raises((KafkaException, Exception)):
+        try:
             session.begin(topic, b"the old producer cannot go on")
+        except Exception:
+            has_recovered = False
+        else:
+            has_recovered = True
+        # After a refused batch, kafka-python asks for another epoch in the background (KIP-360), and may have it already.
+        # Kafka allows this, too: see the conversation txn-timeout-of-version-1.
+        assert not has_recovered or (action == "send" and isinstance(session, KafkaPythonSession))
     with open_session(name) as session:
         session.write(topic, [b"next"], commit=True)
     assert read(bootstrap, topic, 2) == [b"other", b"next"]
