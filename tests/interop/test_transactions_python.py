@@ -355,8 +355,8 @@ def test_a_transaction_that_takes_too_long(
             has_recovered = False
         else:
             has_recovered = True
-        # After a refused batch, kafka-python asks for another epoch in the background (KIP-360), and may have it already.
-        # Kafka allows this, too: see the conversation txn-timeout-of-version-1.
+        # After a refused batch, kafka-python requests another epoch in the background (KIP-360), and may have it
+        # already. Kafka allows this, too: see the conversation txn-timeout-of-version-1.
         assert not has_recovered or (action == "send" and isinstance(session, KafkaPythonSession))
     with open_session(name) as session:
         session.write(topic, [b"next"], commit=True)
