@@ -172,7 +172,8 @@ def micro_batch_ranges(checkpoint: Path, batch_id: int, positions: Sequence[str 
         if parameter is None:
             continue
         begin = begins[position] if position < len(begins) else {}
-        first_offsets = end.get(BEGINNINGS, {})
+        # A micro-batch without new records has the position of the previous one, with the beginnings of that one.
+        first_offsets = {} if begin == end else end.get(BEGINNINGS, {})
         ranges[parameter] = {
             topic: {
                 partition: (

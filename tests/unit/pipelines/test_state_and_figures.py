@@ -320,6 +320,10 @@ def test_ranges_of_a_micro_batch_come_from_the_checkpoint(tmp_path: Path) -> Non
     ranges = micro_batch_ranges(tmp_path, 1, sources)
     assert ranges["left"] == {"a": {"0": (5, 9), "1": (2, 2), "2": (1, 4)}}
     assert list(ranges) == ["left", "right"]
+    # A stateful query has a micro-batch without new records: Spark stores the same position again.
+    (offsets / "2").write_text("v1\n{}\n" + json.dumps(second) + "\n-")
+    assert micro_batch_ranges(tmp_path, 2, sources)["left"] == {"a": {"0": (9, 9), "1": (2, 2), "2": (4, 4)}}
+    (offsets / "2").unlink()
     (offsets / ".1.crc").touch()
     assert (last_planned_batch(tmp_path), last_planned_batch(tmp_path / "missing")) == (1, -1)
     with pytest.raises(PipelineError, match="the offsets of micro-batch 2 cannot be read from"):
