@@ -110,7 +110,8 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         self._batch_ended_at = time.monotonic()
         beginnings = {tp: begin[tp] for tp in end if tp not in read}
-        ids = {topic: topic_id for topic, topic_id in self._topic_ids().items() if topic in {tp.topic for tp in end}}
+        topics = {tp.topic for tp in end}
+        ids = {topic: topic_id for topic, topic_id in self._topic_ids().items() if topic in topics}
         return (
             to_json_object(end)
             | ({BEGINNINGS: to_json_object(beginnings)} if beginnings else {})

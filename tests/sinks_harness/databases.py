@@ -1,12 +1,16 @@
 """Servers of databases, started by `script/databases`."""
 
+import itertools
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+TABLES = (f"t{n}" for n in itertools.count())
+"""Names of tables; each is used once."""
 SCRIPT = Path(__file__).resolve().parents[2] / "script/databases"
 
 
@@ -30,3 +34,16 @@ def database(kind: str, directory: Path) -> Iterator[str]:
         process.terminate()
         process.wait(30)
         process.stdout.close() if process.stdout else None
+
+
+def query(url: str, statement: str) -> list[Any]:
+    """Execute a statement, and return its rows."""
+    import sqlalchemy as sa
+
+    engine = sa.create_engine(url)
+    try:
+        with engine.begin() as connection:
+            result = connection.exec_driver_sql(statement)
+            return [tuple(row) for row in result] if result.returns_rows else []
+    finally:
+        engine.dispose()

@@ -97,6 +97,11 @@ def with_defaults(options: Mapping[str, str], defaults: Mapping[str, str]) -> di
     return {name: text for name, text in defaults.items() if name.lower() not in set_names} | dict(options)
 
 
+def is_true(options: Mapping[str, str], name: str) -> bool:
+    """Return whether the option `name` is `true`. As in Spark, the case of names and values does not matter."""
+    return any(each.lower() == name.lower() and text.lower() == "true" for each, text in options.items())
+
+
 class Separated(NamedTuple):
     """The two results of `decoded`."""
 

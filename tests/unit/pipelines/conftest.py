@@ -1,10 +1,11 @@
-"""A bucket for the tests of object stores."""
+"""A bucket for the tests of object stores, and databases for those of SQL."""
 
 import os
 from collections.abc import Iterator
 
 import pytest
 
+from sinks_harness.databases import TABLES, database
 from sinks_harness.object_stores import KEY, SECRET, Bucket, Server, object_server
 
 
@@ -25,3 +26,15 @@ def bucket(object_server_process: Server, monkeypatch: pytest.MonkeyPatch) -> Bu
     created = object_server_process.bucket()
     object_server_process.requests()
     return created
+
+
+@pytest.fixture(scope="module", params=["sqlite", "mariadb", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with database(request.param, tmp_path_factory.mktemp("database")) as address:
+        yield address
+
+
+@pytest.fixture
+def table() -> str:
+    """A table of the test's own."""
+    return next(TABLES)

@@ -2,7 +2,6 @@
 
 import datetime
 import decimal
-import itertools
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 from pyspark.sql.types import ArrayType, DayTimeIntervalType, StringType, StructField
 
-from sinks_harness.databases import database
+from sinks_harness.databases import query
 from sinks_harness.rows import Rows
 from sinks_harness.trials import PlantedError, SinkTarget, check_older_checkpoint, crash_at, opened
 from tidelog.pipelines.declarations import PipelineError, TemporaryError
@@ -24,30 +23,6 @@ from tidelog.pipelines.sinks.keyed_rows import DELETED
 from tidelog.pipelines.sinks.sql import OpenedSql, sql
 from tidelog.pipelines.sinks.sql_types import column_type
 from tidelog.pipelines.sources.sql import OPTION_NAMES, SqlDataSource, SqlReader, SqlStreamReader
-
-NAMES = (f"t{n}" for n in itertools.count())
-
-
-@pytest.fixture(scope="module", params=["sqlite", "mariadb", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with database(request.param, tmp_path_factory.mktemp("database")) as address:
-        yield address
-
-
-@pytest.fixture
-def table() -> str:
-    """A table of the test's own."""
-    return next(NAMES)
-
-
-def query(url: str, statement: str) -> list[Any]:
-    engine = sa.create_engine(url)
-    try:
-        with engine.begin() as connection:
-            result = connection.execute(sa.text(statement))
-            return [tuple(row) for row in result] if result.returns_rows else []
-    finally:
-        engine.dispose()
 
 
 def ids(url: str, table: str) -> list[int]:

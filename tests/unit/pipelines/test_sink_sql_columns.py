@@ -2,7 +2,6 @@
 
 import datetime
 import decimal
-import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -16,37 +15,14 @@ import sqlalchemy as sa
 from pyspark.sql import Row
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from sinks_harness.databases import database
+from sinks_harness.databases import query
 from sinks_harness.rows import Rows
 from sinks_harness.trials import opened
 from tidelog.pipelines.declarations import PipelineError
 from tidelog.pipelines.sinks.sql import sql
 
-NAMES = (f"t{n}" for n in itertools.count())
 MOMENT = datetime.datetime(2026, 3, 29, 1, 30, 0, 123456, tzinfo=datetime.UTC)
 UTC_TIME = pa.timestamp("us", "UTC")
-
-
-@pytest.fixture(scope="module", params=["sqlite", "mariadb", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with database(request.param, tmp_path_factory.mktemp("database")) as address:
-        yield address
-
-
-@pytest.fixture
-def table() -> str:
-    """A table of the test's own."""
-    return next(NAMES)
-
-
-def query(url: str, statement: str) -> list[Any]:
-    engine = sa.create_engine(url)
-    try:
-        with engine.begin() as connection:
-            result = connection.exec_driver_sql(statement)
-            return [tuple(row) for row in result] if result.returns_rows else []
-    finally:
-        engine.dispose()
 
 
 def kind(url: str) -> str:

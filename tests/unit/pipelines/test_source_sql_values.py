@@ -1,9 +1,7 @@
 """Values that the SQL source reads without a change: numbers with many digits, JSON and arrays."""
 
 import decimal
-import itertools
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,22 +10,14 @@ pytest.importorskip("pyspark", reason="needs tidelog[spark]")
 
 import sqlalchemy as sa
 
-from sinks_harness.databases import database
+from sinks_harness.databases import TABLES
 from tidelog.pipelines.declarations import PipelineError
 from tidelog.pipelines.sources.sql import SqlDataSource, SqlReader
-
-NAMES = (f"t{n}" for n in itertools.count())
-
-
-@pytest.fixture(scope="module", params=["sqlite", "mariadb", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with database(request.param, tmp_path_factory.mktemp("database")) as address:
-        yield address
 
 
 def read(url: str, column: str, *values: str) -> tuple[str, list[Any]]:
     """Write the values, which are SQL, and read them. Return Spark's type, and the values."""
-    table = next(NAMES)
+    table = next(TABLES)
     engine = sa.create_engine(url, poolclass=sa.NullPool)
     with engine.begin() as connection:
         connection.exec_driver_sql(f"create table {table} (id integer, v {column})")

@@ -118,10 +118,8 @@ def test_a_write_does_not_begin_during_a_stop() -> None:
     assert not sink.begun.is_set()
 
 
-def test_a_micro_batch_of_a_query_whose_start_has_failed_is_refused_at_once() -> None:
-    query = query_of(BlockedSink())
-    query._has_query.clear()
-    query.request_stop()
+def refused_writer(query: RunningQuery) -> tuple[threading.Thread, list[BaseException]]:
+    """Start a thread that writes a micro-batch. Return it, and the list to which it adds the refusal."""
     refused: list[BaseException] = []
 
     def write() -> None:
@@ -131,6 +129,14 @@ def test_a_micro_batch_of_a_query_whose_start_has_failed_is_refused_at_once() ->
 
     writer = threading.Thread(target=write, daemon=True)
     writer.start()
+    return writer, refused
+
+
+def test_a_micro_batch_of_a_query_whose_start_has_failed_is_refused_at_once() -> None:
+    query = query_of(BlockedSink())
+    query._has_query.clear()
+    query.request_stop()
+    writer, refused = refused_writer(query)
     writer.join(WAIT_S)
     assert refused
 
@@ -139,7 +145,6 @@ def test_a_micro_batch_that_waits_while_the_start_fails_is_refused() -> None:
     sink = BlockedSink()
     query = RunningQuery("sales", cast(Any, sink), lambda: None)
     waits = threading.Event()
-    refused: list[BaseException] = []
 
     class Waiting(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
@@ -148,13 +153,7 @@ def test_a_micro_batch_that_waits_while_the_start_fails_is_refused() -> None:
 
     query._has_query = Waiting()
 
-    def write() -> None:
-        with pytest.raises(StopRequested) as raised:
-            query._write(cast(Any, SimpleNamespace()), 0)
-        refused.append(raised.value)
-
-    writer = threading.Thread(target=write, daemon=True)
-    writer.start()
+    writer, refused = refused_writer(query)
     assert waits.wait(WAIT_S)
     query.stop()
     writer.join(WAIT_S)

@@ -1,4 +1,4 @@
-"""The check of column names that sinks share."""
+"""The checks of column names that sinks share."""
 
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,13 @@ def check_names(columns: "StructType", sink: str, prefix: str = "") -> None:
             raise PipelineError(f"{sink}: the columns {first} and {others[0]} differ only in case: rename one")
     for column in columns:
         _check_type(column.dataType, sink, f"{prefix}{column.name}")
+
+
+def differs_in_case(sink: str, name: str, stored: str) -> PipelineError:
+    """Return the error of a column `name` of the rows, although the table has the column `stored`."""
+    return PipelineError(
+        f"{sink}: column {name} of the rows differs only in case from {stored} in the table: rename it"
+    )
 
 
 def _check_type(kind: "DataType", sink: str, name: str) -> None:

@@ -4,7 +4,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from tidelog.pipelines.declarations import PipelineError
-from tidelog.pipelines.sinks.column_names import check_names
+from tidelog.pipelines.sinks.column_names import check_names, differs_in_case
 from tidelog.pipelines.sinks.keyed_rows import DELETED
 from tidelog.pipelines.sinks.written_files import WrittenFile
 
@@ -179,12 +179,6 @@ def check_partition_values(files: "list[WrittenFile]", table: "DeltaTable", sink
 def spark_name(stored: Any) -> str:
     """Return Spark's name of `stored`, a type in a Delta table; `array`, `map` or `struct` for a nested type."""
     return SPARK_NAMES.get(stored.type, str(stored.type).replace(" ", ""))
-
-
-def differs_in_case(sink: str, name: str, stored: str) -> PipelineError:
-    return PipelineError(
-        f"{sink}: column {name} of the rows differs only in case from {stored} in the table: rename it"
-    )
 
 
 TIMES = ("timestamp", "timestamp_ntz")

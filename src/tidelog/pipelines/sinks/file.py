@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from pyspark_tidelog.formats.base import is_true
 from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext, option_text
 from tidelog.pipelines.sinks.column_names import check_names
 from tidelog.pipelines.sinks.extras import load
@@ -126,7 +127,7 @@ class OpenedFiles:
             check_names(batch.schema, sink.describe())
             lines = batch.select(json_text(functions.struct("*"), options).alias("line"))
         else:
-            if any(name.lower() == "header" and value.lower() == "true" for name, value in options.items()):
+            if is_true(options, "header"):
                 check_names(batch.schema, sink.describe())
                 directory = replace(directory, layout=replace(directory.layout, header=csv_header(batch, options)))
             lines = batch.select(csv_line(functions.struct("*"), options).alias("line"))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidelog.pipelines.declarations import Opened, PipelineError, SinkContext, SourceContext, TemporaryError
 from tidelog.pipelines.sinks.batch_numbers import is_written
+from tidelog.pipelines.sinks.column_names import differs_in_case
 from tidelog.pipelines.sinks.commits import commit
 from tidelog.pipelines.sinks.extras import load
 from tidelog.pipelines.sinks.object_errors import one_line, store_errors, without_secrets
@@ -233,8 +234,6 @@ class OpenedIceberg:
 
     def _check_changes(self, before: "Schema", after: "Schema") -> None:
         """Raise PipelineError unless the schema of the table may become `after`."""
-        from tidelog.pipelines.sinks.delta_schema import differs_in_case
-
         # Names of fields in structs, such as s.b, are names of columns too.
         added = sorted({*after.column_names} - {*before.column_names})
         lower = {name.lower(): name for name in before.column_names}

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.pipelines.declarations import PipelineError
+from tidelog.pipelines.sinks.column_names import differs_in_case
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
@@ -51,10 +52,7 @@ def check_columns(engine: "Engine", table: "Table", columns: "StructType", sink:
                     " cast the column in the pipeline, or change its type in the table"
                 )
         elif column.name.lower() in lower:
-            raise PipelineError(
-                f"{sink}: column {column.name} of the rows differs only in case from {lower[column.name.lower()]} in"
-                " the table: rename it"
-            )
+            raise differs_in_case(sink, column.name, lower[column.name.lower()])
 
 
 def keeps_values(row: "DataType", stored: Any, dialect: str) -> bool:

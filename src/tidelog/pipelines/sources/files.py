@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from pyspark_tidelog.formats.base import with_defaults
+from pyspark_tidelog.formats.base import is_true, with_defaults
 from tidelog.pipelines.declarations import PipelineError, SourceContext, refused_begin
 from tidelog.pipelines.failures import first_line
 
@@ -48,7 +48,7 @@ def load_files(
 
     if kind in ("json", "csv") and not _sets_malformed(schema, options):
         options = STRICT | dict(options)
-    if kind == "csv" and any(name.lower() == "header" and text.lower() == "true" for name, text in options.items()):
+    if kind == "csv" and is_true(options, "header"):
         options = with_defaults(options, CHECKED_HEADER)
     if not context.is_streaming:
         reader = context.spark.read.format(kind).options(**options)
