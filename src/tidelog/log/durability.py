@@ -62,9 +62,11 @@ class Durability:
         cut off, but possibly not durably. None if there is no such position."""
         self._generation = 0
         """How many times the end of the log was cut off (see `before_cut`)."""
-        self._roll_snapshots: dict[int, tuple[str, bytes]] = {}
-        """Snapshots that the next plan writes. They were taken when a segment was rolled, or belong to an earlier plan
-        that did not write them."""
+        self._roll_snapshots = {
+            offset: (self.snapshots.path(offset), data) for offset, data in opened.base_snapshots.items()
+        }
+        """Path and content of the snapshots that the next plan writes, by offset. They were taken when a segment was
+        rolled or recovered, or belong to an earlier plan that did not write them."""
         self._segments_to_sync: list[Segment] = [s for s in segments.items[:-1] if s.has_unsynced_indexes]
         """Closed segments whose indexes are possibly not durable. After `put_back`, the active segment may be in
         this list, too."""

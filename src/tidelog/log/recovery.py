@@ -31,6 +31,7 @@ from tidelog.log.errors import CorruptLog
 from tidelog.log.indexes import CorruptIndex
 from tidelog.log.leader_epochs import LeaderEpochs
 from tidelog.log.leftovers import DirectoryFiles, settle_files
+from tidelog.log.producer_snapshot import encode_snapshot
 from tidelog.log.producer_state import ProducerState
 from tidelog.log.replay import replay_batch
 from tidelog.log.segment import NO_TIMESTAMP, Segment
@@ -66,6 +67,9 @@ class OpenedLog(NamedTuple):
     log_start_offset: int
     log_end_offset: int
     report: RecoveryReport
+    base_snapshots: dict[int, bytes]
+    """Content of producer snapshots that were taken at base offsets of segments during the recovery. They are not on
+    the disk yet."""
 
 
 class LogOpener:
@@ -94,6 +98,7 @@ class LogOpener:
         """Leader epochs below this offset come from their checkpoint. After a crash, epochs from this offset on come
         from the batches; after a clean stop, this is the log's end."""
         self._scanned = self._truncated = 0
+        self._base_snapshots: dict[int, bytes] = {}
 
     def open(self, *, clean: bool, recovery_point: int, log_start_offset: int) -> OpenedLog:
         """Open the log and repair its files: finish interrupted deletions, cut off a torn tail, rebuild indexes. After
@@ -140,7 +145,16 @@ class LogOpener:
             self._sync_names()
         self._segments.active.configure(self._config)
         report = RecoveryReport(self._scanned, self._truncated)
-        return OpenedLog(self._segments, self._epochs, self._producers, self._snapshots, start_offset, end, report)
+        return OpenedLog(
+            self._segments,
+            self._epochs,
+            self._producers,
+            self._snapshots,
+            start_offset,
+            end,
+            report,
+            self._base_snapshots,
+        )
 
     # Files
 
@@ -249,6 +263,7 @@ class LogOpener:
             self._snapshots.remove_after(-1)
             self._disk.sync_dir(self._directory)
             self._producers = ProducerState()
+        self._base_snapshots.clear()
         self._drop_from(0, f"below log start {start_offset}")
         self._disk.sync_dir(self._directory)
         self._add_empty(start_offset)
@@ -353,8 +368,11 @@ class LogOpener:
         index = first
         while index < len(self._segments.items):
             segment = self._segments.items[index]
-            if index > first and not self._continue_with(segment, index, end):
-                break
+            if index > first:
+                if not self._continue_with(segment, index, end):
+                    break
+                # The snapshot that was taken when this segment was created may have been lost in the crash.
+                self._base_snapshots[segment.base_offset] = encode_snapshot(self._producers)
             end = self._recover_segment(segment, index, replay_from)
             index += 1
         return end

@@ -309,3 +309,17 @@ def test_a_full_disk_that_has_space_again_keeps_the_rule() -> None:
     on.flush()
     assert on.disk.exists(on.path(6, ".snapshot"))
     assert on.retain(on.now_ms) == 1
+
+
+def test_a_cut_after_a_kill_and_retention_keeps_the_producers_whose_segments_are_gone() -> None:
+    """The kill loses the snapshots of the rolls, and recovery takes them again: the cut removes the one at the end."""
+    on = LogOnDisk(segment_bytes=100)
+    on.append_batch(make_batch(b"x" * 20, producer_id=1, producer_epoch=0, base_sequence=0))
+    for sequence in range(3):
+        on.append_batch(make_batch(b"x" * 20, producer_id=6, producer_epoch=0, base_sequence=sequence))
+    on.kill()
+    on.config.retention_bytes = 200
+    on.retain(on.now_ms)
+    assert on.log.log_start_offset > 0
+    on.truncate_to(3)
+    assert {producer: entry.next_sequence for producer, entry in on.log.producers.entries.items()} == {1: 1, 6: 2}
