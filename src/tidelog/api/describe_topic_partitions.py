@@ -157,6 +157,6 @@ def _partitions(
             # response get the ISR of the metadata: each of its replicas may lead again without loss of data (KIP-966).
             elr = last_known_elr = state.isr
         partition.eligible_leader_replicas, partition.last_known_elr = list(elr), list(last_known_elr)
-        # As in Kafka, this API returns no error for a partition without a leader. (Metadata returns an error.)
+        # As in Kafka, this API returns no error for a partition without a leader. (The Metadata API returns one.)
         partition.error_code = ErrorCode.NONE
     return partitions

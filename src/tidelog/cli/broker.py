@@ -57,7 +57,7 @@ def describe(
     keys: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY]...", show_default=False, help="Only these settings, with every place that sets them."
+            metavar="[KEY]...", show_default=False, help="Only these settings, with each place where they are set."
         ),
     ] = None,
     broker: BrokerNumber = None,

@@ -231,7 +231,7 @@ def reassign(
     bootstrap: Bootstrap = LOCALHOST,
     client: ClientSettings = [],  # noqa: B006
 ) -> int:
-    """Move replicas to other brokers, or change their number.
+    """Move replicas to other brokers, or change the number of replicas.
 
     Without --execute, the command shows the plan and changes nothing. After
     a plan with --brokers, all replicas are on the named brokers, which have
@@ -360,9 +360,9 @@ def upgrade(
 
     A new version of Tidelog may store metadata that older versions cannot
     read. It stores such metadata only after the new level is finalized.
-    Finalize the levels when all brokers run the new version of Tidelog, and
-    after a single broker was extended to a cluster. The level of
-    tidelog.metadata.version cannot be lowered again.
+    Finalize the levels in each of these two cases: all brokers run the new
+    version of Tidelog, or a single broker was extended to a cluster. The
+    level of tidelog.metadata.version cannot be lowered again.
 
     Examples:
 

@@ -286,7 +286,8 @@ def cancel_moves(client: "Client", topics: Sequence[str], json: bool) -> int:
     if cancelled:
         cancelled_topics = list(dict.fromkeys(topic for topic, _ in cancelled))
         if read_moves(client):
-            clear_throttle(client, [], cancelled_topics)  # the rates of the brokers are needed for the other moves
+            # The brokers keep their rate limits, because the other moves still need them.
+            clear_throttle(client, [], cancelled_topics)
         else:
             remove_throttle(client, cancelled_topics, quiet=True)
     if json:
@@ -326,7 +327,7 @@ def unregister(client: "Client", broker: int) -> None:
     if remaining:
         raise CommandError(
             f"broker {broker} has {counted(len(remaining), 'replica')}, for example of {remaining[0]}: move them away "
-            f"with tidelog cluster drain {broker} --execute, also if the broker is lost"
+            f"with tidelog cluster drain {broker} --execute, which also works if the broker is lost"
         )
     if not next(other.is_fenced for other in registered if other.number == broker):
         raise CommandError(f"broker {broker} is active, and would register again: stop it first")

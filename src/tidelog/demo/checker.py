@@ -1,4 +1,4 @@
-"""The checker reads the topics, the ledger, the files of the readers and the Parquet files itself, and compares them.
+"""The checker itself reads the topics, the ledger, the files of the readers and the Parquet files, and compares them.
 It does not use the numbers that the other parts of the demo print.
 
 python -m tidelog.demo.checker BOOTSTRAP DIRECTORY

@@ -123,23 +123,24 @@ class Durability:
 
     @property
     def has_refused_bytes(self) -> bool:
-        """Whether the part of a refused batch was cut off, but possibly not durably (see `before_append`)."""
+        """Whether the written part of a refused batch was cut off, but possibly not durably (see `before_append`)."""
         return self._refused_at is not None
 
     def cut_refused(self, position: int) -> None:
-        """Cut the written part of a refused batch off the active segment, which ends at `position` then. As long as
-        `has_refused_bytes`, `before_append` must be called before each append. Raises OSError.
+        """Cut the written part of a refused batch off the active segment. The segment then ends at `position`. While
+        `has_refused_bytes` is true, `before_append` must be called before each append. Raises OSError.
         """
         self._segments.active.file.truncate(position)
         self._refused_at = position
 
     def before_append(self, *, rolls: bool = False) -> None:
-        """Sync the active segment if it has got one batch after a refused one, or, with `rolls`, if a batch was
-        refused. Blocks. Raises OSError.
+        """Sync the active segment if a batch was refused and one batch was appended after it. With `rolls`, a new
+        segment is about to begin: then sync after a refused batch even if no batch was appended after it. Blocks.
+        Raises OSError.
 
-        A power cut may lose the truncation and a part of the batch after it. Then the log has bytes of the refused
-        batch, and recovery cuts them off only if no sound batch follows. So the second batch must wait for the sync.
-        While the disk remains full, every batch is refused and nothing is synced.
+        A power cut may lose the truncation and a part of the batch that was appended after it. Then the log has bytes
+        of the refused batch, and recovery cuts them off only if no sound batch follows. So a second batch must not be
+        appended before the sync. While the disk remains full, every batch is refused and nothing is synced.
         """
         active = self._segments.active
         if self._refused_at is None or (active.size == self._refused_at and not rolls):
@@ -214,7 +215,7 @@ class Durability:
                 postponed = active.write_indexes()
             except OSError as error:
                 plan.error = postponed = error
-            # A snapshot needs the index entries on the disk. If they stay in memory, a later plan writes it.
+            # A snapshot needs the index entries on the disk. If they stay in memory, a later plan writes the snapshot.
             with_snapshot = postponed is None
             if postponed is not None:
                 self.disk_full = postponed.errno in FULL_DISK_ERRORS
@@ -295,8 +296,8 @@ class Durability:
     def flushed(self, plan: FlushPlan) -> None:
         """Record that a plan has run: its segments are synced, and the recovery point moves to its end.
 
-        If a temporary error, such as a full disk, postponed the small files, only the durable offset moves. A plan
-        that was made before a cut of the log has no effect.
+        If a temporary error, such as a full disk, postponed the small files (epochs and snapshots), the durable offset
+        moves instead of the recovery point. A plan that was made before a cut of the log has no effect.
         """
         if plan.generation == self._generation:
             for segment, size in plan.segments:

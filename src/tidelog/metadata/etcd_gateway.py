@@ -21,7 +21,7 @@ from tidelog.metadata.store import StoreFailed, StoreUnavailable
 
 CONNECT_TIMEOUT_S: Final = 2.0
 ANSWER_TIMEOUT_S: Final = 5.0
-"""Longest time that a call waits for its answer, unless its gateway has a shorter limit. A watch has its own time."""
+"""Longest time that a call waits for its answer, unless its gateway has a shorter limit. Watches have other limits."""
 WATCH_CREATED_S: Final = 2.0
 """Longest time, in seconds, until a server confirms a watch. The server does not ask the other servers for this, so a
 server that needs more time does not work."""
@@ -239,7 +239,9 @@ class EtcdGateway:
         if "larger than max" in reason:
             raise AnswerTooLarge
         if code in NO_PERMISSION or (code == INVALID_ARGUMENT and "user name" in reason):
-            raise StoreFailed(f"{server}: {reason} (Tidelog uses etcd without a user: allow that, or use another etcd)")
+            raise StoreFailed(
+                f"{server}: {reason} (Tidelog sends no user name: allow requests without one, or use another etcd)"
+            )
         if code == RESOURCE_EXHAUSTED:
             raise StoreUnavailable(f"{server}: {reason}")
         if code in (INVALID_ARGUMENT, OUT_OF_RANGE) or status == 404:

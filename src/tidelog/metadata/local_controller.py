@@ -207,8 +207,8 @@ class LocalController:
                 return lambda image: JournalDecision([], None)
 
     async def decide(self, decide: Decide[R]) -> Answer[R]:
-        """Make a change that the controller itself has initiated. Return when the store has its entry. Changes are made
-        one after another, and `decide` gets the image after all earlier changes.
+        """Make a change that the controller itself has initiated. Return when the store has the change's entry. Changes
+        are made one after another, and `decide` gets the image after all earlier changes.
         """
         return await self._commit(decide, None, waits_for_files=False)
 

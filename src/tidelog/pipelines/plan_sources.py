@@ -19,14 +19,15 @@ class QuerySource(NamedTuple):
     servers: str | None
     """The brokers from which it reads topics; None if it reads no topics."""
     load: int
-    """Identifies the call of `load` that made its DataFrame (see `loads_of`)."""
+    """Identifies the call of Spark's `DataStreamReader.load` that made the DataFrame of this source. `loads_of` returns
+    the same identities."""
     stream: int
     """Identifies Spark's stream. Spark reads sources with the same stream only once."""
 
 
 def sources_of_query(query: Any, jvm: Any) -> list[QuerySource]:
-    """Return the sources by their position in the checkpoint. `query` is Spark's query in the JVM. It must have begun
-    its first micro-batch.
+    """Return the sources in the order of their entries in the checkpoint. `query` is Spark's query in the JVM. It must
+    have begun its first micro-batch.
     """
     sources = []
     for leaf in _leaves(query.streamingQuery().logicalPlan()):
@@ -42,7 +43,7 @@ def sources_of_query(query: Any, jvm: Any) -> list[QuerySource]:
 
 
 def in_reports(sources: list[QuerySource]) -> list[QuerySource]:
-    """Return the sources by their position in reports."""
+    """Return the sources in the order of their entries in a report."""
     first: dict[int, QuerySource] = {}
     for source in sources:
         first.setdefault(source.stream, source)
@@ -50,7 +51,7 @@ def in_reports(sources: list[QuerySource]) -> list[QuerySource]:
 
 
 def loads_of(frame: "DataFrame") -> set[int]:
-    """Return the identities of the calls of `load` whose sources this DataFrame reads."""
+    """Return the identities of the calls of `DataStreamReader.load` whose sources this DataFrame reads."""
     jvm: Any = frame.sparkSession._jvm
     # All copies of a relation, and the source that Spark makes from it, share one object that contains the options.
     return {jvm.System.identityHashCode(each.extraOptions()) for each in _relations(frame)}

@@ -88,8 +88,8 @@ class Swap:
 
         A start that completes the swap does not remove old segments that begin above the last record of the new
         segment. So after a power cut, some of them may remain. The old segments are renamed durably one by one, the
-        oldest first: if one of them remains, the later ones remain, too. Otherwise an old value could remain without
-        the tombstone that deletes it.
+        oldest first: if one of them remains, the later ones remain, too. In another order, an old value could remain
+        without the tombstone that deletes it.
 
         Raises OSError. After an error, a second call continues with the remaining files.
         """
@@ -110,7 +110,9 @@ class Swap:
         self._log.segments.swapping = False
 
     def give_up(self) -> None:
-        """End the swap before `announce` was called, or after it failed and `discard` was called."""
+        """End the swap and keep the old segments. Call this either before `announce`, or after `announce` failed and
+        `discard` was called.
+        """
         self._log.segments.swapping = False
 
     def discard(self) -> None:

@@ -1,4 +1,6 @@
-"""Values that a database would change without an error: the sink converts them, or refuses them with their column."""
+"""Values that a database would change without an error: the sink converts them, or raises an error that names their
+column.
+"""
 
 import json
 import math
@@ -21,8 +23,8 @@ TIMES = {"timestamp", "timestamp_ntz"}
 
 
 class JsonText(TypeDecorator[str]):
-    """The type of a JSON column for statements that contain its value as a text of JSON. So the value is written as the
-    text has it: numbers keep all their digits.
+    """The type of a JSON column in statements that contain the column's values as JSON text. The statement contains the
+    text unchanged, so numbers keep all their digits.
     """
 
     impl = Text
@@ -54,8 +56,9 @@ def write_json_as_text(table: "Table") -> None:
 def checked_converter(
     column: "StructField", stored: Any, dialect: str, convert: Callable[[Any], Any], sink: str
 ) -> Callable[[Any], Any]:
-    """Return a function that calls `convert` for a value of `column`, and returns what the database stores unchanged.
-    It raises PipelineError, which names the column, for a value that the database would change.
+    """Return a function that converts a value of `column` to a value that the database stores unchanged. The function
+    uses `convert`. For a value that the database would change or cannot store, the function raises PipelineError, which
+    names the column.
 
     `stored` is the column's type in the database.
     """
@@ -74,7 +77,9 @@ def checked_converter(
 
 
 def _with_texts_for_nan(text: str) -> str:
-    """Return `text`, which is JSON of Python, with texts such as "NaN" for numbers that JSON does not have."""
+    """Return `text`, which Python's json module wrote. Numbers that standard JSON does not have, such as NaN, are
+    replaced by strings such as "NaN".
+    """
     if "NaN" not in text and "Infinity" not in text:
         return text
     return json.dumps(json.loads(text, parse_constant=str))
@@ -140,7 +145,7 @@ def named_years(rows: Iterator[Any], columns: "StructType", sink: str) -> Iterat
         if not names:
             raise
         raise PipelineError(
-            f"{sink}: a row has a date or time outside of the years 1 to 9999, which Python does not have, in"
-            f" {'column' if len(names) == 1 else 'one of the columns'} {', '.join(names)} ({error}): replace it in the"
-            " pipeline"
+            f"{sink}: a row has a date or time outside of the years 1 to 9999 in"
+            f" {'column' if len(names) == 1 else 'one of the columns'} {', '.join(names)}. Python cannot represent it"
+            f" ({error}): replace it in the pipeline"
         ) from error
