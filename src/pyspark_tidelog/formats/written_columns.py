@@ -19,8 +19,8 @@ INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 
 def check_columns(rows: "StructType", schema: "StructType", prefix: str = "") -> bool:
-    """Compare `rows`, the columns of the rows, with `schema`, in which columns that a row must have are not nullable.
-    `prefix` is the name of the outer column, with a dot at its end.
+    """Compare `rows`, the columns of the rows, with the columns of `schema`. The rows must have every column that is
+    not nullable in `schema`. `prefix` is the name of the outer column, with a dot at its end.
 
     Return whether the types of `schema` have all values that the types of `rows` have. If not, each value must be
     checked before it is written. Raises SchemaError if a column is missing, is not in the schema, or has a type whose
@@ -38,10 +38,10 @@ def check_names(rows: Sequence[str], schema: Sequence[str], required: Sequence[s
     for name in rows:
         if name not in schema:
             similar = lower.get(name.lower())
-            remedy = "rename it" if similar else "leave it out, or add it to the schema"
+            remedy = "rename the column of the rows" if similar else "leave it out, or add it to the schema"
             raise SchemaError(
                 f"the rows have a column {prefix}{name}, which the schema does not have"
-                f"{f' (but {prefix}{similar})' if similar else ''}: {remedy}. The schema has {', '.join(schema)}"
+                f"{f' (but it has {prefix}{similar})' if similar else ''}: {remedy}. The schema has {', '.join(schema)}"
             )
     missing = [f"{prefix}{name}" for name in required if name not in rows]
     if missing:
@@ -74,7 +74,9 @@ def _check_type(row: "DataType", wanted: "DataType", name: str) -> bool:
 
 
 def _may_fit(row: "DataType", wanted: "DataType") -> bool:
-    """Return whether values of the type `row` may be values of the type `wanted`, so that each of them is checked."""
+    """Return whether some values of the type `row` can be written as the type `wanted`. If so, each value must be
+    checked.
+    """
     from pyspark.sql import types as t
 
     if row.simpleString() in INTEGERS:

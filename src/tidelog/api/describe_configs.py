@@ -144,7 +144,7 @@ def _describe(
         return describe_group(image.group_configs.get(resource.resource_name, {}), services.config, names)
     if resource.resource_type == CLIENT_METRICS_RESOURCE:
         if not resource.resource_name:
-            raise ApiError("the subscription has no name", ErrorCode.INVALID_REQUEST)
+            raise ApiError("the client metrics subscription has no name", ErrorCode.INVALID_REQUEST)
         return describe_client_metrics(image.client_metrics_configs.get(resource.resource_name, {}), names)
     raise ApiError(f"unknown resource type {resource.resource_type}", ErrorCode.INVALID_REQUEST)
 

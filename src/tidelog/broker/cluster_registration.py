@@ -69,8 +69,8 @@ class ClusterRegistration:
         )
         assert metadata.lifecycle is not None
         # The mark in `broker.run` says that all acknowledged records are synced. If this is true now, it remains true
-        # until logs are opened, so this run may begin with the mark. But if the default of `durability` is not fsync,
-        # this run begins without the mark, because the mark would usually be withdrawn when the logs are opened.
+        # until logs are opened, so this run may begin with the mark. But if the broker's setting `durability` is not
+        # fsync, this run begins without the mark, because the mark would usually be withdrawn when the logs are opened.
         keeps_mark = is_synced and not logs_are_open and self._config.get("durability") == "fsync"
         run = LastRun(registration.incarnation, metadata.lifecycle.broker_epoch, self._boot_id, keeps_mark)
         await run_blocking(write_last_run, disk, self._paths, run)

@@ -1,4 +1,4 @@
-"""Classify the files in a data directory by their names: Kafka's files, and files that a crash leaves."""
+"""Classify the files in a data directory by their names: Kafka's files, and files that remain after a crash."""
 
 import re
 from enum import Enum

@@ -192,13 +192,13 @@ def _alter_group(image: MetadataImage, alteration: Alteration, config: BrokerCon
 def _alter_client_metrics(image: MetadataImage, alteration: Alteration) -> list[JournalRecord]:
     name = alteration.resource_name
     if not name:
-        raise ApiError("the subscription has no name", ErrorCode.INVALID_REQUEST)
+        raise ApiError("the client metrics subscription has no name", ErrorCode.INVALID_REQUEST)
     before = image.client_metrics_configs.get(name, {})
     # As in Kafka, items cannot be appended to a setting of client metrics.
     after = _settings_after(alteration, before, {}, lambda key: key.default)
     check_client_metrics(after)
     if after and not before and len(image.client_metrics_configs) >= SUBSCRIPTIONS_MAX:
-        message = f"there can be at most {SUBSCRIPTIONS_MAX} subscriptions: remove another one first"
+        message = f"there can be at most {SUBSCRIPTIONS_MAX} client metrics subscriptions: remove another one first"
         raise ApiError(message, ErrorCode.POLICY_VIOLATION)
     return [ClientMetricsConfigChanged(name, setting, value) for setting, value in _changed_settings(before, after)]
 
@@ -281,6 +281,6 @@ def _static_text(key: Key, config: BrokerConfig) -> str | None:
 
 
 def _changed_settings(before: Mapping[str, str], after: Mapping[str, str]) -> list[tuple[str, str | None]]:
-    """Return each setting whose text differs, with its new text; None if the setting is removed."""
+    """Return each setting whose text differs, with its new text, or with None if the setting is removed."""
     changed: list[tuple[str, str | None]] = [(name, text) for name, text in after.items() if before.get(name) != text]
     return changed + [(name, None) for name in before if name not in after]

@@ -168,7 +168,7 @@ class Journal:
         try:
             await self._turns.run(builder.apply_in_steps(decoded))
         except (LookupError, AssertionError) as error:
-            raise _does_not_follow(position, error) from error
+            raise _contradiction(position, error) from error
 
     def _note_snapshot(self, builder: ImageBuilder, stored_snapshot: Snapshot) -> None:
         builder.position = stored_snapshot.position
@@ -228,7 +228,7 @@ class Journal:
         self._settle([entry])
 
     def _settle(self, applied: Sequence[SentEntry]) -> None:
-        """Complete the outcomes of this broker's entries at positions that are in the image now."""
+        """Set the outcome of each pending entry whose position the image contains now."""
         if not self._pending:
             return
         by_position = {entry.position: entry for entry in applied}
@@ -272,12 +272,12 @@ def _apply(builder: ImageBuilder, decoded: list[JournalRecord], position: int) -
     try:
         builder.apply(decoded)
     except (LookupError, AssertionError) as error:
-        raise _does_not_follow(position, error) from error
+        raise _contradiction(position, error) from error
 
 
 def _missing(position: int) -> JournalError:
     return JournalError(f"metadata entry {position} is missing")
 
 
-def _does_not_follow(position: int, error: Exception) -> JournalError:
-    return JournalError(f"metadata entry {position} does not follow from the entries before it: {error!r}")
+def _contradiction(position: int, error: Exception) -> JournalError:
+    return JournalError(f"metadata entry {position} contradicts the entries before it: {error!r}")

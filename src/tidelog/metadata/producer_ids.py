@@ -10,8 +10,8 @@ class ProducerIds:
     """The producer ids of this broker. A block whose allocation was not answered in time is never used."""
 
     def __init__(self, controller: ControllerLink, node_id: int, timeout_ms: int | None = None) -> None:
-        """`timeout_ms` is the longest time that a producer waits for the controller. It is None if this broker has no
-        channel to the controllers of other brokers.
+        """`timeout_ms` is the longest time that a producer waits for the controller. It is None if this broker cannot
+        send requests to a controller on another broker.
         """
         self._controller = controller
         self._request = AllocateProducerIds(node_id, timeout_ms)

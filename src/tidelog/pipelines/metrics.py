@@ -41,7 +41,7 @@ def exposition(statuses: Sequence[PipelineStatus]) -> str:
     pipeline_metrics: dict[str, tuple[str, str, Callable[[PipelineStatus], float]]] = {
         "up": (
             "gauge",
-            "1 if the pipeline runs, 0 if it starts, waits for a restart or has ended.",
+            "1 if the pipeline runs, 0 if it is still starting, waits for a restart or has ended.",
             lambda p: p.state == RUNNING,
         ),
         "restarts_total": ("counter", "Restarts after failures.", lambda p: p.restarts),

@@ -33,9 +33,9 @@ class Offsets:
     def update(self, partition: "Partition") -> None:
         """Store the partition's current offsets.
 
-        A log start offset above the durable offset is not stored, since the log could end below it after a power cut.
-        The durable offset is stored instead. While a thread cuts the log, and after a cut that failed, the log's own
-        offsets do not describe its files: the offsets that were stored for the cut remain.
+        A log start offset above the durable offset is not stored, since after a power failure the log could end below
+        it. The durable offset is stored instead. While a thread cuts the log, and after a cut that failed, the log's
+        own offsets do not describe its files: the offsets that were stored for the cut remain.
         """
         log = partition.log
         key = log.topic_partition

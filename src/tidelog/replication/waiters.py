@@ -1,8 +1,8 @@
-"""The requests that wait until one of a partition's two marks has passed the records that they wrote.
+"""The requests that have appended records to a partition and wait until one of its two marks has passed these records.
 
-Each mark has its own collection of waiters. A waiter names its offset and the leader epoch in which its records were
-appended. If that epoch ends before the mark reaches the offset, the waiter gets an error, because another leader may
-replace the records.
+Each mark has its own collection of waiters. A waiter names the offset that the mark must reach, and the leader epoch in
+which the request's records were appended. If this epoch ends before the mark reaches the offset, the waiter gets an
+error, because another leader may replace the records.
 """
 
 import logging

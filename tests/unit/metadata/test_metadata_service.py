@@ -124,7 +124,7 @@ def test_another_broker_is_the_controller() -> None:
         (b'{"v":1,"epoch":1,"records":[{"kind":"later"}]}', "metadata entry 2 has a 'later' record"),
         (
             b'{"v":1,"epoch":1,"records":[{"kind":"topic-deleted","topic_id":"AAAAAAAAAAAAAAAAAAAAAQ"}]}',
-            "metadata entry 2 does not follow from the entries before it",
+            "metadata entry 2 contradicts the entries before it",
         ),
     ],
 )

@@ -183,7 +183,7 @@ def test_a_journal_that_was_deleted_up_to_its_end(monkeypatch: pytest.MonkeyPatc
         ),
         (
             b'{"v":1,"epoch":1,"records":[{"kind":"topic-deleted","topic_id":"AAAAAAAAAAAAAAAAAAAAAQ"}]}',
-            "metadata entry {} does not follow from the entries before it",
+            "metadata entry {} contradicts the entries before it",
         ),
         (b'{"v":1,"epoch":1,"records":[' + b" " * 20_000 + b'{"kind":"later"}]}', "metadata entry {} has a 'later'"),
     ],

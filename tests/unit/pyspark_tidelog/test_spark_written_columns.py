@@ -59,7 +59,7 @@ def test_columns_that_do_not_fit_are_refused(form: Any) -> None:
             columns(id=LONG, quantitty=INT),
             "a column quantitty, which the schema does not have: leave it out, or add it",
         ),
-        (columns(id=LONG, Quantity=INT), r"a column Quantity, .* \(but quantity\): rename it"),
+        (columns(id=LONG, Quantity=INT), r"a column Quantity, .* \(but it has quantity\): rename the column"),
         (columns(id=DOUBLE), "id is bigint in the schema and double in the rows, so values could change: cast it"),
         (columns(id=t.BooleanType()), "id is bigint in the schema and boolean in the rows"),
         (columns(id=t.DecimalType(10, 2)), "id is bigint in the schema and decimal"),
@@ -78,7 +78,7 @@ def test_nested_columns_and_missing_ones() -> None:
     line = columns(x=INT, y=INT)
     for rows, message in [
         (columns(id=LONG, lines=t.ArrayType(line)), "a column lines.element.y, which the schema does not have"),
-        (columns(id=LONG, lines=t.ArrayType(columns(X=INT))), r"lines.element.X, .* \(but lines.element.x\)"),
+        (columns(id=LONG, lines=t.ArrayType(columns(X=INT))), r"lines.element.X, .* \(but it has lines.element.x\)"),
         (columns(id=LONG, lines=t.ArrayType(t.StructType())), "the schema has a column lines.element.x, but"),
         (columns(quantity=INT), "the schema has a column id, but the rows have only quantity: add it to the rows"),
         (columns(id=LONG, price=t.DecimalType(6, 3)), r"price is decimal\(6,2\) in the schema and decimal\(6,3\)"),

@@ -189,7 +189,7 @@ class ConsumerGroup:
     def records_of_upgrade(self) -> list[ConsumerRecord]:
         """Return the records that create the group when it is converted from a classic group, in Kafka's order.
 
-        Such a group has no regular expressions, so their records are not included.
+        A classic group has no regular expressions, so the list has no records of regular expressions.
         """
         group_id = self.group_id
         return [

@@ -1,7 +1,8 @@
 """Offsets of open transactions (KIP-98). They take effect if their transaction is committed, but not if it is aborted.
 
 Of the committed records with the same key, the last one in the log is valid, as in a compacted log. So a pending offset
-is superseded if a record after it in the log has the same key and is committed before it.
+is superseded if a record with the same key and a higher offset in the log is committed while the pending offset's own
+transaction is still open.
 """
 
 from collections.abc import Iterator
@@ -55,8 +56,9 @@ class PendingOffsets:
         self._by_group.setdefault(key.group, {})[key] = None
 
     def supersede(self, key: OffsetKey, record_offset: int | None = None) -> None:
-        """A record with this key is committed: mark the pending offsets whose own records precede it in the log.
-        `record_offset` is the offset of the committed record; None means that all of them precede it.
+        """A record with this key is committed: mark the key's pending offsets whose records precede the committed
+        record in the log. `record_offset` is the offset of the committed record, or None if this record follows all of
+        the key's pending offsets.
         """
         for pending in self._by_key.get(key, {}).values():
             if record_offset is None or pending.record_offset < record_offset:

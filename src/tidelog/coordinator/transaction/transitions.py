@@ -1,7 +1,8 @@
 """The changes of a transaction's state. Each function returns the next state, or raises the error that the client gets.
 
-The rules are Kafka 4.3's (KIP-98, KIP-360, KIP-890). The table shows EndTxn with transaction version 2, by the epoch in
-the request: `same` is the producer's epoch. `before` is the producer's epoch minus 1, as in a repeated request.
+The rules are Kafka 4.3's (KIP-98, KIP-360, KIP-890). The table shows EndTxn with transaction version 2. In the
+columns `same`, the request has the epoch of the stored state. In the columns `before`, it has this epoch minus 1, as in
+a repeated request.
 
     state            abort before           abort same       commit before          commit same
     EMPTY            PRODUCER_FENCED        aborts           PRODUCER_FENCED        INVALID_TXN_STATE
@@ -169,7 +170,7 @@ def needs_next_producer_id(state: Transaction | None) -> bool:
 def end(
     state: Transaction | None, producer: Producer, *, commit: bool, version: int, next_id: int | None, now: Moment
 ) -> Transaction | None:
-    """Return the state in which the transaction will be committed or aborted, or None if it has already ended in the
+    """Return the next state, PREPARE_COMMIT or PREPARE_ABORT, or None if the transaction has already ended in the
     requested way.
 
     `next_id` is a new producer id if `needs_next_producer_id`, otherwise None. Raises INVALID_PRODUCER_ID_MAPPING,
