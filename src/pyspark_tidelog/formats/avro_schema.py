@@ -38,9 +38,9 @@ def without_other_logical_types(schema: Any) -> Any:
 
 
 def columns_of_schema(schema: Any) -> "StructType":
-    """Return the columns of a parsed Avro schema (`fastavro.parse_schema`). A column is nullable if a row that is
-    written may lack it: it has a default, or may be null. Raises SchemaError if the schema is not a record, contains
-    itself, or contains a type for which there is no column type.
+    """Return the columns of a parsed Avro schema (`fastavro.parse_schema`). If an Avro field has a default or may be
+    null, its column is nullable: a row may be written without this column. Raises SchemaError if the schema is not a
+    record, contains itself, or contains a type for which there is no column type.
     """
     from pyspark.sql.types import StructType
 

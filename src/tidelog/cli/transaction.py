@@ -109,8 +109,8 @@ def list_all(
     being written), complete-commit and complete-abort (the transaction has
     ended), dead (the id is being forgotten).
 
-    With several filters, a transactional id must satisfy each of them; of
-    several states or producer ids, one is enough.
+    With several filters, a transactional id must satisfy each of them. If
+    --state or --producer-id is repeated, one of its values must match.
 
     Examples:
 

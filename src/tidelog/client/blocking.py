@@ -50,8 +50,8 @@ retry at the same time."""
 
 
 class ClientConfig(NamedTuple):
-    """The client's settings. If Kafka's client has the same setting, the name is Kafka's, and so is the default, except
-    for `client_id`.
+    """The client's settings. If Kafka's client has the same setting, the name and the default are Kafka's. Only the
+    default of `client_id` differs from Kafka's.
     """
 
     client_id: str = "tidelog"
@@ -181,7 +181,9 @@ class Client:
     def list_offsets(
         self, timestamps: Mapping[TopicPartition, int], isolation: int = READ_UNCOMMITTED
     ) -> dict[TopicPartition, ListedOffset]:
-        """Return offsets by timestamp in ms, or by `operations.EARLIEST` or `LATEST`. See `operations.list_offsets`."""
+        """Return one offset for each partition. A timestamp is a time in ms, or `operations.EARLIEST` or `LATEST`.
+        See `operations.list_offsets`.
+        """
         return self._run(operations.list_offsets(self.cluster, self.config.backoff, timestamps, isolation))
 
     def fetch(self, partition: TopicPartition, offset: int, limits: FetchLimits) -> Fetched:

@@ -28,7 +28,7 @@ FORGOTTEN_DIVISOR = 10
 """If the limit is reached, PRODUCERS_MAX / FORGOTTEN_DIVISOR producers are forgotten together. Therefore the search for
 the producers with the lowest last offsets is rare."""
 EXPIRY_SAMPLES = 8
-"""`expire` stores the log end offset again after 1/EXPIRY_SAMPLES of the expiration time, and not earlier."""
+"""`expire` stores the log end offset at most once in each 1/EXPIRY_SAMPLES of the expiration time."""
 
 
 class ProducedBatch(NamedTuple):
@@ -90,7 +90,7 @@ class CompletedTransaction(NamedTuple):
 
 
 def advance_sequence(first: int, delta: int) -> int:
-    """Return the sequence number `delta` records after `first`."""
+    """Return the sequence number `first` + `delta`. The number after SEQUENCE_MAX is 0."""
     total = first + delta
     return total if total <= SEQUENCE_MAX else total - SEQUENCE_MAX - 1
 
@@ -315,10 +315,10 @@ class ProducerState:
         forgotten producers.
 
         `end_offset` is the end of the log. A producer was silent if its last timestamp is at least `expiration_ms` old,
-        and if it has appended nothing since an earlier call of this method. That call was at least `expiration_ms` ago;
-        if all calls are more recent, the first of them is meant. The timestamp alone does not show that a producer was
-        silent: an active producer that copies old records has old timestamps, too. If an active producer was forgotten,
-        a batch that it sends again would be appended twice.
+        and if it has appended nothing since an earlier call of this method. This earlier call is one that was made at
+        least `expiration_ms` ago or, if no call was made so long ago, the first call. The timestamp alone does not show
+        that a producer was silent: an active producer that copies old records has old timestamps, too. If an active
+        producer was forgotten, a batch that it sends again would be appended twice.
         """
         ends = self._past_ends
         if ends and (not self.entries or now_ms < ends[-1][0]):  # no producers, or the clock was set back

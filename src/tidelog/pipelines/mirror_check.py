@@ -2,9 +2,9 @@
 
 Run this command before consumers move to the target. It reads all records of the mirror's topics in both clusters. It
 does not read the topic in which the mirror stores its offsets. Every partition must have the same records in the same
-order in both clusters. If a consumer group that the mirror copies has a committed offset in a partition, it must have
-the same number of unread records there in both clusters. The exit code is 1 if something differs, and 2 if the
-comparison is not possible.
+order in both clusters. If a consumer group that the mirror copies has a committed offset in a partition, the group must
+have the same number of unread records of this partition in both clusters. The exit code is 1 if something differs, and
+2 if the comparison is not possible.
 """
 
 import argparse
@@ -82,7 +82,8 @@ class Checker:
         for source, target in pairs:
             if source is None or target is None:
                 more, record = ("target", target) if source is None else ("source", source)
-                return PartitionCheck(tp, records, f"only the {more} has more records, from offset {record.offset} on")
+                difference = f"only the {more} has the records from its offset {record.offset} on"
+                return PartitionCheck(tp, records, difference)
             if _content(source) != _content(target):
                 return PartitionCheck(
                     tp,

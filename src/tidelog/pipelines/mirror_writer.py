@@ -86,9 +86,9 @@ def starting_options(
             return {"startingOffsets": begin}
         if refuses_stored:
             raise PipelineError(
-                f"mirror {mirror.name} has copied records before, and continues after them, so --from would have no"
-                f" effect. To continue without it: tidelog pipeline reset {mirror.name}. To copy records again, also"
-                f" delete the mirrored topics and {store.topic} in the target first"
+                f"mirror {mirror.name} has copied records before, and continues after the last of them, so --from would"
+                f" have no effect. To continue without --from, run: tidelog pipeline reset {mirror.name}. To copy"
+                f" records again, delete the mirrored topics and {store.topic} in the target before this reset"
             )
         starting: dict[str, dict[str, int]] = {}
         for topic, count in TopicMatcher(mirror.pattern).topics(source_cluster).items():
@@ -205,35 +205,35 @@ class MirrorWriter:
     def _check_missing(self, topic: str) -> None:
         """Raise PipelineError if the target does not have a topic to which records were copied."""
         name = self._mirror.prefix + topic
-        # A second question: a broker that is behind may not know a topic that exists.
+        # Ask the target again: a broker that is behind may not have known the topic, although it exists.
         if any(tp.topic == topic for tp in self._store.offsets) and name not in self._target.settings([name]):
             raise self._deleted(name)
 
     def _check_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the ends in the target of these partitions of the source, by the partition in the target.
+        """For each partition of the source, return the partition in the target, with its end offset.
 
-        Raises PipelineError if a partition ends before the records that were copied to it.
+        Raises PipelineError if a partition in the target ends before the end of the records that were copied to it.
         """
         stored = {self._in_target(tp): self._store.offsets.get(tp) for tp in partitions}
         ends = self._target.ends(stored)
         for tp, offsets in stored.items():
             copied_end = offsets.target_end if offsets is not None else None
             if copied_end is not None and ends[tp] < copied_end:
-                raise self._deleted(f"{tp}, which ends at {ends[tp]} and not at {copied_end} or later,")
+                raise self._deleted(f"{tp} (which now ends at {ends[tp]}, not at {copied_end} or later)")
         return ends
 
     def _deleted(self, place: str) -> PipelineError:
         name, store = self._mirror.name, self._store.topic
         return PipelineError(
-            f"mirror {name}: records were copied to {place} in the target, and this topic was deleted since then, so"
-            " they are lost there, and the mirror would not copy them again. To copy all topics again, delete the"
-            f" mirrored topics and {store} in the target, and run: tidelog pipeline reset {name}"
+            f"mirror {name}: records were copied to {place} in the target, but the topic has been deleted since then."
+            " The records are lost in the target, and the mirror would not copy them again. To copy all topics again,"
+            f" delete the mirrored topics and {store} in the target, and run: tidelog pipeline reset {name}"
         )
 
     def close(self) -> None:
         """Move the groups a last time, unless a micro-batch has failed, and close the connections. The wait for this
-        move takes at most `mirror_groups.STOP_MAX_S`. If the move fails or takes longer, a warning is logged. In a run
-        with `once`, PipelineError is raised then, because no later move can succeed. A second call does nothing.
+        move takes at most `mirror_groups.STOP_MAX_S`. If the move fails or takes longer, a warning is logged, and
+        a run with `once` raises PipelineError, because no later move follows. A second call does nothing.
         """
         mover, self._mover = self._mover, None
         try:

@@ -1,7 +1,7 @@
 """One partition on this broker: the log, the replica (`replica.py`), and the requests that wait for its two marks.
 
-The two marks are the local mark and the high watermark. Writes with acks=1 wait for the local mark. Writes with
-acks=all and consumers wait for the high watermark. If the partition has one replica, both marks are the end of its log,
+The two marks are the local mark and the high watermark. Writes with acks=1 wait for the local mark. Consumers, and
+writes with acks=all, wait for the high watermark. If the partition has one replica, both marks are the end of its log,
 or, with `durability=fsync`, the end of the synced part of its log. In the second case, a record that a power cut could
 still lose is neither acknowledged nor readable.
 """
@@ -361,7 +361,9 @@ class Partition:
         """
         replica, log = self.replica, self.log
         if self.deleted or replica.role is not Role.FOLLOWER or replica.leader_epoch != leader_epoch:
-            raise NotLeaderOrFollower(f"{self.topic}-{self.index} is no follower in leader epoch {leader_epoch}")
+            raise NotLeaderOrFollower(
+                f"this broker does not follow {self.topic}-{self.index} in leader epoch {leader_epoch}"
+            )
         end_before, directory = log.log_end_offset, log.directory.rpartition("/")[0]
         try:
             log.append_as_follower(data)
@@ -435,7 +437,8 @@ class Partition:
 
         Call this in the same turn of the loop as the append: the listener is bound to the current leader epoch. If
         this epoch ends before `mark` reaches `next_offset`, the listener gets NotLeaderOrFollower. If the partition
-        goes offline or is deleted before that, the listener gets StorageError.
+        goes offline or is deleted before that, the listener gets StorageError (UnknownTopicOrPartition if the whole
+        topic is deleted).
         """
         if self.has_reached(mark, next_offset):
             is_below_min = mark is Mark.COMMITTED and self.replica.is_maximal_isr_below_min
@@ -477,7 +480,7 @@ class Partition:
             self._flusher.request(self)
 
     def fail(self) -> None:
-        """Fail all waiting requests. The log is deleted, or it is offline and the reason was logged."""
+        """Fail all waiting requests, because the log was deleted, or is offline for a reason that was logged."""
         if not self.deleted:
             self._shared.failed_topics[self.topic] = None
         self._notify_role()
@@ -522,14 +525,16 @@ class Partition:
         return self.replica.leads and not self.deleted and self.log.failure is None
 
     def check_online(self) -> None:
-        """Raise StorageError if the partition is offline or being deleted, and NotLeaderOrFollower if this broker does
-        not lead it.
+        """Raise StorageError if the partition is offline or being deleted, UnknownTopicOrPartition if its topic is
+        deleted, and NotLeaderOrFollower if this broker does not lead the partition.
         """
         if self.deleted or self.log.failure is not None or not self.replica.leads:  # `not is_served`, inlined
             raise self._refusal()
 
     def check_log(self) -> None:
-        """Raise StorageError if the partition is offline or being deleted."""
+        """Raise StorageError if the partition is offline or being deleted, and UnknownTopicOrPartition if its topic is
+        deleted.
+        """
         if self.deleted or self.log.failure is not None:
             raise self._refusal()
 
@@ -540,8 +545,8 @@ class Partition:
         batch is the one that contains `start`. With `from_follower`, a consumer may also read while this broker is a
         follower of the partition (KIP-392).
 
-        Raises StorageError if the log is offline or deleted, NotLeaderOrFollower if the role of this replica does
-        not allow the read, and OffsetOutOfRange if `start` is below the log start offset or above the log end offset.
+        Raises the errors of `check_log`, NotLeaderOrFollower if the role of this replica does not allow the read, and
+        OffsetOutOfRange if `start` is below the log start offset or above the log end offset.
         """
         log = self.log
         replica = self.replica

@@ -40,7 +40,7 @@ class RetentionPasses:
         """Partitions whose records are being read, with the task that waits for the child process."""
 
     def cancel_time_searches(self) -> None:
-        """Cancel all reading of records, since the broker stops."""
+        """Cancel all searches for the times of records, because the broker stops."""
         for search_task in list(self._time_searches.values()):
             search_task.cancel()
 

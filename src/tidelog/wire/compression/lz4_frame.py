@@ -126,7 +126,7 @@ def _read_header(data: memoryview) -> _Header:
         raise _broken("its header is cut short")
     flags, block_size_code = data[start], data[start + 1]
     if flags & _VERSION_MASK != _VERSION or flags & _RESERVED or block_size_code not in _BLOCK_SIZES:
-        raise _broken(f"its header states flags {flags:#04x} and block size {block_size_code:#04x}")
+        raise _broken(f"its header is invalid: flags {flags:#04x}, block size code {block_size_code:#04x}")
     end = start + 2 + (_CONTENT_SIZE_BYTES if flags & _CONTENT_SIZE else 0)
     if end >= len(data):
         raise _broken("its header is cut short")
