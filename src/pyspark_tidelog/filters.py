@@ -3,9 +3,10 @@
 Spark itself also applies all filters to the rows that the source returns. So the source may return more rows than the
 filters accept, but it must not leave out a row that they accept.
 
-Spark 4.3 stores the ranges of a filtered query with the DataFrame that `load` returned. If a later query of this
-DataFrame has no filters, Spark reads the same ranges again. The source cannot notice this, and the later query would
-lack rows. Therefore filters are used only with the option `pushFilters`. These filters are used:
+If a query of the DataFrame that `load` returned has filters, Spark 4.3 stores the reduced offset ranges with this
+DataFrame. If a later query of this DataFrame has no filters, Spark reads the same ranges again. The source cannot
+notice this, and the later query would lack rows. Therefore filters are used only with the option `pushFilters`. These
+filters are used:
 
 - `topic` and `partition`: a partition that one of the filters rejects is not read;
 - `offset`: comparisons limit the range at both ends;

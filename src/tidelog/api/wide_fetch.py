@@ -24,7 +24,7 @@ R = TypeVar("R")
 ITEMS_PER_STEP = 16
 COLD_LANE: Final = "wide-cold-reads"
 """Name of the lane (see `Tasks.run_blocking`) for the cold reads of all wide fetches. A lane has one thread. So the
-cold reads of only one wide fetch run at a time, and they do not use the shared threads for calls without a lane."""
+cold reads of only one wide fetch run at a time, and they do not use the threads that calls without a lane share."""
 COLD_READS_MAX = 1000
 """When a fetch has prepared this many cold reads, it prepares no more, since each of them takes memory. Further cold
 partitions are read on the event loop, which waits for the disk during such a read."""
@@ -117,8 +117,8 @@ class WideFetch(Fetch):
         return pending
 
     def wake(self) -> int:
-        """Read changed partitions in steps, unless such steps are running or scheduled. Returns 0: the steps
-        use the time of `Turns`, not the caller's budget (see `Fetch.wake`).
+        """Read changed partitions in steps, unless such steps are running or scheduled. Returns 0 as the cost
+        (see `Fetch.wake`), since the steps use the time of `Turns` and not the caller's time.
         """
         if self._pending is None:
             if not self._is_first_reading:  # the fetch has been answered, so nobody reads the partitions again
@@ -157,7 +157,7 @@ class WideFetch(Fetch):
             self._settle(self._read_again())
 
     def abandon(self) -> None:
-        """Stop waiting without a response."""
+        """Stop waiting. This method sends no response."""
         if self._pending is not None:
             self._unpark()
             self._unwatch()

@@ -92,7 +92,7 @@ def refuse_foreign(disk: Disk, directories: Sequence[str]) -> None:
     """Raise AdoptionError if a directory contains files, but no files of a broker. Blocks; writes nothing.
 
     Hidden files and `lost+found` are ignored, since mount points and repositories contain them. A crash in the
-    first start may leave only the `.tmp` file of one of the broker's files.
+    first start may leave only the `.tmp` file of one of the broker's files, so such a file counts as a broker's file.
     """
     for directory in directories:
         try:
@@ -214,8 +214,8 @@ def adopt(found: FoundPartitions, config: BrokerConfig, new_id: Callable[[], Top
     for topic, partition in sorted([*found.partitions, *found.checkpointed]):
         if partition >= PARTITIONS_PER_TOPIC_MAX:
             raise AdoptionError(
-                f"{directory}: partition {partition} of topic {topic} is above the limit of "
-                f"{PARTITIONS_PER_TOPIC_MAX} partitions"
+                f"{directory}: partition {partition} of topic {topic} is not allowed: a topic has at most "
+                f"{PARTITIONS_PER_TOPIC_MAX} partitions, and the first one has the number 0"
             )
         counts[topic] = max(counts.get(topic, 0), partition + 1)
     records: list[JournalRecord] = []

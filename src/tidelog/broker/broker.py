@@ -6,9 +6,9 @@ inspect the data directories (lock, identity, journal, Kafka's partitions) -> bi
       -> partitions (logs, recovery)  -> coordinators (replay of internal topics)
         -> listen
 
-A broker of a cluster acquires its lease before it replays the journal. If the metadata fences new brokers, the
-broker is registered before it opens partitions, but remains fenced. When it listens, it sends heartbeats, and may lead
-partitions after the controller has unfenced it.
+A broker of a cluster acquires its lease before it replays the journal. If brokers are fenced when they register (see
+`MetadataService.fences_new_brokers`), the broker registers before it opens partitions, and remains fenced. When it
+listens, it sends heartbeats, and may lead partitions after the controller has unfenced it.
 """
 
 import asyncio
@@ -171,7 +171,7 @@ class BrokerServer:
 
         Raises ConfigError, AdoptionError, UnusableDirectories, OSError, and the errors of the metadata store. Each
         message states the problem in one line. A damaged partition does not prevent the start: the partition is
-        offline, and the log says why.
+        offline, and the broker's log says why.
         """
         try:
             await self._start()
@@ -218,8 +218,8 @@ class BrokerServer:
         if not is_fenced_at_first:
             await self._register()
         if self._peers is not None:
-            # On its connections to other brokers, this broker can prove that it is registered only when its own image
-            # contains its registration. The broker epoch is the registration's position in the journal.
+            # Until its own image contains its registration, this broker cannot prove to other brokers that it is
+            # registered. The broker epoch is the registration's position in the journal.
             await metadata.publisher.wait_for(self.broker_epoch + 1)
             self._peers.start()
         self._listen()
@@ -239,7 +239,7 @@ class BrokerServer:
         """
         if self.peer_connections is None:
             return
-        from tidelog.replication.peers import Peers  # a broker that is alone starts faster without this import
+        from tidelog.replication.peers import Peers  # a single broker starts faster without this import
 
         selector = self.config.get("replica.selector.class")
         if selector not in (None, "", RACK_AWARE_SELECTOR):
@@ -476,7 +476,9 @@ class BrokerServer:
             self._bound_sockets.pop(0)
 
     def _guard_leaders(self, metadata: MetadataService) -> None:
-        """Create the guard. Without a lease, this broker must stop leading partitions that another broker may lead."""
+        """Create the `LeaseGuard`: while this broker has no lease, it must not lead partitions that another broker may
+        lead.
+        """
         lifecycle, partitions = metadata.lifecycle, self.services.partitions
         assert lifecycle is not None
         guard = LeaseGuard(partitions, self.runtime.clock.monotonic, lifecycle.session_ms)

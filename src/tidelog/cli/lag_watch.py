@@ -87,8 +87,8 @@ def watch_lag(source: LagSource, interval_s: float, json: bool, bootstrap: str) 
     """Measure and show lag until Ctrl-C.
 
     At a terminal, and without `json`, a table is redrawn in place. While no broker answers, it shows the last figures
-    and a notice that says how old they are. In all other cases, each measurement is printed as a table or, with `json`,
-    as a JSON line, and the beginning and the end of an outage are reported on stderr.
+    and a notice that says how old they are. If stdout is not a terminal, or with `json`, each measurement is printed
+    as a table or as a JSON line, and the beginning and the end of an outage are reported on stderr.
     """
     view: LagView
     if sys.stdout.isatty() and not json:
@@ -140,8 +140,8 @@ class LagView(Protocol):
         """Show a new measurement."""
 
     def show_outage(self, outage: NoAnswerPeriod | None) -> None:
-        """Show the outage. None means that there is no outage, or that there is no result yet. Called at least every
-        REDRAW_S seconds.
+        """Show the outage. None means that there is no outage, or that no measurement has succeeded yet. Called at
+        least every REDRAW_S seconds.
         """
 
 

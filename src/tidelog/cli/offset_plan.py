@@ -153,7 +153,7 @@ def read_offsets(path: str, group: str) -> dict[TopicAndPartition, int]:
         number, target = _whole_number(partition), _whole_number(offset)
         if not topic or number is None or target is None:
             raise CommandError(
-                f"{path}, {location}: topic {topic!r}, partition {partition!r} and offset {offset!r} are not valid;"
+                f"{path}, {location}: topic {topic!r}, partition {partition!r} and offset {offset!r} are not all valid;"
                 f" expected {EXPECTED_FORMAT}"
             )
         if (topic, number) in offsets:

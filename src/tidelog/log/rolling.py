@@ -1,5 +1,5 @@
-"""Decide whether a client's batch rolls the active segment by time (`segment.ms`). If headers would cause a roll, they
-are first compared with the records.
+"""Decide whether a client's batch rolls the active segment by time (`segment.ms`). If the headers of batches would
+cause a roll, these headers are first compared with the records.
 """
 
 from typing import TYPE_CHECKING

@@ -186,7 +186,7 @@ class Compaction:
             # Damage of the log and errors of the disk have reports of their own, so this error has another cause.
             # The first time it may be a lack of memory; after the second time the log is treated as the cause.
             if partition in self._failed_once:
-                self._mark_uncleanable(partition, f"the work on it failed twice: {error}")
+                self._mark_uncleanable(partition, f"its compaction failed twice: {error}")
             else:
                 self._failed_once[partition] = None
                 self._note_interrupted(partition, str(error))
@@ -247,7 +247,8 @@ class Compaction:
     async def _run_pass(
         self, partition: "Partition", log: "PartitionLog", candidate: CleanablePart, groups: list[GroupReport]
     ) -> Report | None:
-        """Run the pass in the child process, swap in each group when its report arrives, and return the last report.
+        """Run the pass in the child process. When the report about a group of segments arrives, swap in the group's new
+        segment. Return the last report.
 
         Raises PassAbandoned, and WorkEnded if the child process fails.
         """
@@ -331,8 +332,8 @@ class Compaction:
             raise PassAbandoned("its segments have changed")
         if self._clean_offsets.get(partition) is None:
             # Write a clean offset before the first record is removed: a clean offset shows that holes in the log come
-            # from compaction and not from a lost file. Without it, a later start could find files missing if the topic
-            # is not compacted any more.
+            # from compaction and not from a lost file. Without it, if the topic is not compacted any more, a later
+            # start could take the holes for missing files.
             self._clean_offsets[partition] = log.log_start_offset
             await self._write_clean_offsets()
             if self._partitions.directories.clean_offset(log.topic_partition) is None:

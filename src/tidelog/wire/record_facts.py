@@ -1,4 +1,4 @@
-"""Read the few facts that a broker needs about each record, one record after another, without building objects.
+"""Read the few facts that a broker needs about each record, one record after another, without storing the records.
 
 A few KB of compressed data may decompress to millions of records. Therefore the broker validates and searches
 clients' records only in this way, and within a limit of decompressed bytes. `record_facts` checks each record at least

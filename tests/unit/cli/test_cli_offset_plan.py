@@ -81,7 +81,7 @@ def test_files_of_offsets(tmp_path: Path, text: str, found: object) -> None:
         ("", "has no offsets for group g"),
         ("x,t,0,1", "has no offsets for group g"),
         ("t,0", "line 1 has 2 fields"),
-        ("t,0,5\nt,zero,5", "line 2: topic 't', partition 'zero' and offset '5' are not valid"),
+        ("t,0,5\nt,zero,5", "line 2: topic 't', partition 'zero' and offset '5' are not all valid"),
         ("t,0,-5", "line 1"),
         ("t,0,5\nt,0,6", "line 2: t-0 occurs twice"),
         ("[1]", "expected CSV"),

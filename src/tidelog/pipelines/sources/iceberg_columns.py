@@ -1,5 +1,5 @@
 """Find the columns of an Iceberg table in its Parquet files. A column is identified by its field id, not by its name:
-its name may have changed since a file was written, and another column may have its name now.
+it may have been renamed since a file was written, and another column may have its old name now.
 
 Files that have no field ids, such as those that Tidelog's sink writes, are read with the table's name mapping. It says
 which names a column has had.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyiceberg.types import IcebergType, NestedField
 
 FIELD_ID = b"PARQUET:field_id"
-"""Metadata of a field of Arrow: the field id that the Parquet file states."""
+"""The key in the metadata of an Arrow field. Its value is the field id that the Parquet file states."""
 
 
 class TableColumns(NamedTuple):
@@ -24,7 +24,7 @@ class TableColumns(NamedTuple):
 
     schema_json: str
     mapping_json: str
-    """The name mapping of the table. If the table has none, it maps the present names."""
+    """The name mapping of the table. If the table has none: a mapping from its present names to the field ids."""
 
     @classmethod
     def of(cls, table: "Table") -> "TableColumns":
