@@ -599,4 +599,5 @@ class BrokerServer:
                 remove_created_files, self.runtime.disk, fresh, self.config.data_directories
             )
         except OSError as error:
-            logger.warning("new data directory not removed path=%s reason=%s", self.config.data_directory, error)
+            paths = ",".join(self.config.data_directories)
+            logger.warning("new data directories not removed paths=%s reason=%s", paths, error)

@@ -207,7 +207,7 @@ class MirrorWriter:
         name = self._mirror.prefix + topic
         # Ask the target again: a broker that is behind may not have known the topic, although it exists.
         if any(tp.topic == topic for tp in self._store.offsets) and name not in self._target.settings([name]):
-            raise self._deleted(name)
+            raise self._lost(name)
 
     def _check_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """For each partition of the source, return the partition in the target, with its end offset.
@@ -219,15 +219,15 @@ class MirrorWriter:
         for tp, offsets in stored.items():
             copied_end = offsets.target_end if offsets is not None else None
             if copied_end is not None and ends[tp] < copied_end:
-                raise self._deleted(f"{tp} (which now ends at {ends[tp]}, not at {copied_end} or later)")
+                raise self._lost(f"{tp} (which now ends at {ends[tp]}, not at {copied_end} or later)")
         return ends
 
-    def _deleted(self, place: str) -> PipelineError:
+    def _lost(self, place: str) -> PipelineError:
         name, store = self._mirror.name, self._store.topic
         return PipelineError(
-            f"mirror {name}: records were copied to {place} in the target, but the topic has been deleted since then."
-            " The records are lost in the target, and the mirror would not copy them again. To copy all topics again,"
-            f" delete the mirrored topics and {store} in the target, and run: tidelog pipeline reset {name}"
+            f"mirror {name}: records were copied to {place} in the target, but they are not there any more: the topic"
+            " was deleted, or the target has lost records. The mirror would not copy them again. To copy all topics"
+            f" again, delete the mirrored topics and {store} in the target, and run: tidelog pipeline reset {name}"
         )
 
     def close(self) -> None:

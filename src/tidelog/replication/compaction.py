@@ -50,7 +50,8 @@ disk)."""
 
 
 class PassAbandoned(Exception):
-    """The pass must stop: the log has changed after the pass began, or the new files cannot be swapped in."""
+    """The pass must stop: the log has changed after the pass began, the new files cannot be swapped in, or the producer
+    snapshot that must be written first cannot be written."""
 
 
 class Compaction:
@@ -329,7 +330,7 @@ class Compaction:
         run_blocking = self._runtime.tasks.run_blocking
         swap = Swap(self._runtime.disk, log, group)
         if partition.deleted or not swap.begin():
-            raise PassAbandoned("its segments have changed")
+            raise PassAbandoned("its segments have changed, or it was deleted")
         if self._clean_offsets.get(partition) is None:
             # Write a clean offset before the first record is removed: a clean offset shows that holes in the log come
             # from compaction and not from a lost file. Without it, if the topic is not compacted any more, a later
