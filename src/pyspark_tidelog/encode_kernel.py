@@ -2,9 +2,9 @@
 
 `decode_kernel` is the module for the other direction.
 
-The functions that measure or write one field of a record get its whole column, and are inlined. Without inlining, the
-compiled code would count the references to the column's arrays at each call, which takes ten times as long as the
-encoding itself.
+The functions that measure or write one field of a record get the field's whole column, and are inlined. Without
+inlining, the compiled code would count the references to the column's arrays at each call, which takes ten times as
+long as the encoding itself.
 """
 
 from typing import Any, NamedTuple
@@ -73,8 +73,8 @@ def murmur2(data: Bytes, begin: int, end: int) -> Any:
 
 @compile_function
 def assign_partitions(keys: Strings, count: int, target: Int32s) -> None:
-    """Set the partition of each record that has a key and whose target is negative. The partition is the one that
-    Java's default partitioner chooses for a topic with `count` partitions.
+    """If `target[i]` is negative and record i has a key, set `target[i]` to the record's partition. This is the
+    partition that Java's default partitioner chooses for a topic with `count` partitions.
     """
     for row in range(len(target)):
         if target[row] < 0 and keys.valid[row]:
@@ -84,7 +84,7 @@ def assign_partitions(keys: Strings, count: int, target: Int32s) -> None:
 
 @compile_inline
 def _varint_bytes(value: int) -> int:
-    """Return the size of `value`, a signed 64-bit number, as a zigzag varint."""
+    """Return the number of bytes of the zigzag varint that encodes `value`, a signed 64-bit number."""
     size = 1
     remaining = np.uint64((value << 1) ^ (value >> 63))
     while remaining > np.uint64(0x7F):

@@ -39,14 +39,14 @@ TIMEOUT_REMEDY = (
 
 
 def read_decision(client: Client, identity: BatchIdentity) -> Decision:
-    """Return the last decision of the query, for a task.
+    """Return the last decision of the query. The query's drivers are not fenced, so a task can call this function.
 
-    If a driver is storing a decision at this moment, the result may be the decision before it. Then the task writes its
-    rows. If the new decision covers the task's micro-batch, the task's driver aborts the task's transaction. A task
-    does not wait until the new decision is stored: if the driver is killed, the transaction in which it was storing
-    the decision remains open until its timeout.
+    If a driver is storing a decision at this moment, the result may be the decision before it. A task that gets such a
+    result writes its rows. If the new decision covers the task's micro-batch, the task's driver then aborts the task's
+    transaction. A task does not wait until the new decision is stored: if the driver is killed, the transaction in
+    which it was storing the decision remains open until its timeout.
 
-    Raises WriteError if the group's offsets are not a decision, or cannot be read in time.
+    Raises WriteError if the offsets of the query's group cannot be decoded as a decision, or cannot be read in time.
     """
     with named_wait(identity, f"the last decision cannot be read from group {group_of(identity.query)!r}"):
         return decode(identity.query, client.offsets_with_metadata(group_of(identity.query), require_stable=False))
@@ -65,8 +65,8 @@ def commit_batch(
 
     If the earlier decision already covers the micro-batch, it remains the last decision. Then the transactions of these
     tasks are aborted, except for those that the earlier decision lists. `timeout_ms` is the timeout of the tasks'
-    transactions. `is_streaming`: Spark chose the number, so no micro-batch is repeated after a later one. Raises
-    WriteError, and ProducerFenced if another driver of the query decides at the same time.
+    transactions. `is_streaming`: Spark chose the micro-batch's number, so it never repeats a micro-batch after one with
+    a higher number. Raises WriteError, and ProducerFenced if another driver of the query decides at the same time.
     """
     own = _transactions(results)
     decider = _Decider(client, identity, timeout_ms)
@@ -256,7 +256,7 @@ def _transactions(results: Iterable[TaskResult]) -> list[TaskTransaction]:
 
 def _check_left_out(identity: BatchIdentity, last: Decision, results: Sequence[TaskResult], is_streaming: bool) -> None:
     """Raise WriteError if the micro-batch was never written and is left out now, because a micro-batch with a higher
-    number was written before. In a stream, every micro-batch with rows may be such a one.
+    number was written before. In a stream, also raise it if the micro-batch has rows and may have been written.
     """
     rows = sum(result.rows for result in results)
     if identity.batch == last.batch or not rows:
@@ -351,8 +351,8 @@ def _log_failed_aborts(abort: Callable[[], Mapping[TransactionalProducer, object
     """Call `abort`, which returns a result for each producer. Log failures instead of raising them: an abort only saves
     readers from waiting for the timeouts of the transactions.
 
-    An error that says that the transaction is no longer open is no failure: it was aborted after its timeout, or a
-    newer run uses the transactional id.
+    An error that says that the transaction is no longer open is no failure: the transaction was aborted after its
+    timeout, or a newer run uses the transactional id.
     """
     try:
         results = abort()

@@ -1,7 +1,7 @@
 """One line of CSV, parsed by Spark's from_csv.
 
-Spark's function alone accepts too much: it parses the first line and ignores the rest, and it accepts a quoted text
-without its closing quote.
+This module also refuses values that from_csv accepts: from_csv parses the first line and ignores the rest, and it
+accepts a quoted text without its closing quote.
 """
 
 import re
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 CORRUPT = "__corrupt_tidelog_value__"
 END = "__end_tidelog_line__"
-"""An additional last field of a line that is encoded. It is removed from the line again."""
+"""Name of a field that is added to each row before it is encoded. The field is cut off the end of the line again."""
 END_VALUE = "1"
 REFUSED_OPTIONS = ("columnnameofcorruptrecord", "header", "linesep", "mode", "multiline", "comment")
 """Options of from_csv, in lower case, that would change how a corrupt value is recognised."""
 DEFAULT_OPTIONS = {"sep": ",", "quote": '"', "escape": '"'}
 """As in RFC 4180: within a quoted field, two quotes stand for one."""
 ENCODE_DEFAULTS = {**TIME_FORMATS, "ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}
-"""Without the options for blanks, to_csv would remove them from the begin and the end of a text."""
+"""Without the two options for white space, to_csv would remove blanks at the beginning and at the end of a text."""
 
 
 class CsvFormat(TextFormat):
@@ -77,14 +77,17 @@ class CsvFormat(TextFormat):
         fields = record
         if self.has_schema:
             names = self.declared.fieldNames()
-            # A line contains no names, so the fields must have the order of the schema. Spark computes this condition
-            # when it plans the query, because it depends only on the type of the struct.
+            # A line contains no names, so the fields must have the order of the schema. The value of `has_others`
+            # depends only on the type of the struct, so Spark computes it when it plans the query.
             others = record.withField(END, F.lit(END_VALUE)).dropFields(*(f"`{n.replace('`', '``')}`" for n in names))
             has_others = F.typeof(others) != F.lit(f"struct<{END}:string>")
-            message = f"the rows have other columns than the schema, which has {', '.join(names)}: leave them out"
+            message = (
+                f"the schema has the columns {', '.join(names)}, but the rows also have other columns: leave out the"
+                " other columns"
+            )
             in_order = F.struct(*(record[name].alias(name) for name in names))
             fields = F.when(has_others, F.raise_error(message)).otherwise(in_order)
-        # csv_line alone returns an empty text for a null struct.
+        # A null struct must stay null, and not become an empty text.
         return F.when(record.isNotNull(), csv_line(fields, self._options)).cast("binary")
 
     def written_names(self, columns: "StructType") -> list[str]:
@@ -145,8 +148,8 @@ class CsvFormat(TextFormat):
 def csv_line(record: "Column", options: Mapping[str, str]) -> "Column":
     """Return the lines of CSV for a column of structs, with microseconds in times. `options` are those of to_csv.
 
-    Spark's to_csv fails if the only field is null. With an additional field, a line never has only one field. An empty
-    line cannot stand for a null, because readers ignore it, so such a line is a pair of quotes.
+    Spark's to_csv fails if the only field is null. So another field is added before the struct is encoded, and cut off
+    the line again. Readers ignore empty lines, so an empty line is replaced by a pair of quotes.
     """
     from pyspark.sql import functions as F
 

@@ -65,8 +65,8 @@ def have_base_timestamp(batch: memoryview, header: BatchHeader) -> bool:
     timestamp: the records are not compressed, have equal sizes, and all have the timestamp delta 0.
 
     The result is False for records of different sizes, because they would have to be read one after the other. This
-    function is called for every produced batch of old records, so it compares the first bytes of all records in a few
-    calls, not in one call for each record.
+    function is called for every produced batch that states an old timestamp, so it compares the first bytes of all
+    records in a few calls, not in one call for each record.
     """
     if header.base_timestamp != header.max_timestamp or header.attributes & CODEC_MASK:
         return False
@@ -192,7 +192,8 @@ def latest_record_timestamp_at(file: "File", position: int, size: int, fields: F
 
 def latest_timestamp_of(batch: "Buffer", fields: Fields) -> int:
     """Return the largest timestamp of a batch in memory, by the rules of `latest_timestamp_at`, but for a batch of any
-    size. If compressed records have more than INLINE_BYTES_MAX after decompression, return the header's timestamp.
+    size. If compressed records have more than INLINE_BYTES_MAX bytes after decompression, return the header's
+    timestamp.
     """
     latest = _latest_of_records(batch, INLINE_BYTES_MAX) if _header_is_wrong(fields) else None
     return fields[MAX_TIMESTAMP] if latest is None else latest

@@ -9,14 +9,13 @@ on the event loop.
                           file.delete.delay.ms
 
 Before a segment is taken from the log, a snapshot that includes its batches must be durable. Without it, a later
-restart or truncation of the log could not derive the producers from the remaining batches. Most logs have such a
-snapshot, because one is written after each roll. `RetentionLimits.of` and `Retention.count_removable` describe the
-exceptions.
+restart or truncation of the log could not restore the states of the producers. Most logs have such a snapshot, because
+one is written after each roll. `RetentionLimits.of` and `Retention.count_removable` describe the exceptions.
 
 The start offset is durable before the first file is removed. So if the first segment begins above the start offset, the
 files before it were not removed by retention: they were lost. If the checkpoint of start offsets is missing, the first
-file says where the log begins. So the files of a segment are renamed only when the renames of older segments are
-durable: a power cut must not bring back an older segment before a gap.
+file says where the log begins. So if a power cut restored an older segment but not the next one, the log would begin
+before a gap. To prevent this, the files of a segment are renamed only when the renames of older segments are durable.
 
 The age of a segment is measured from its largest record timestamp, or from the last change of its file if no record
 has a timestamp. The largest timestamp is stated in the headers of the batches. The headers are trusted if this
@@ -187,8 +186,8 @@ class Removal:
         self._to_rename = to_rename
         self._to_remove = to_remove
         self.sync_failure: OSError | None = None
-        """The error of a sync. If it is not temporary, it is unknown which names the disk has, and the log must go
-        offline. (A repeated sync may succeed although the disk does not have the names.)"""
+        """The error of a directory sync. After an error that is not temporary, it is unknown which file names are on
+        the disk, and the log must go offline. (A repeated sync may succeed although the new names are not on it.)"""
 
     @property
     def renames_files(self) -> bool:
@@ -360,7 +359,7 @@ class Retention:
         return Removal(self._disk, self._durability.directory, to_rename, to_remove)
 
     def take_unrenamed(self) -> list["Segment"]:
-        """Return the retired segments whose files still have their final names. The caller removes the files. A
+        """Return the retired segments whose files are not renamed to .deleted yet. The caller removes the files. A
         `Removal` that was returned before does not touch them any more, not even if it is run later.
         """
         unrenamed = [retired for retired in self._retired if not retired.renamed]

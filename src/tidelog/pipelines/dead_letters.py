@@ -62,7 +62,7 @@ class DeadLetters:
         self._counts = counts
         self._last_planned = last_planned_batch(checkpoint)
         self._checked: set[str] = set()
-        """The sources for which the number of a micro-batch was compared with those in the cluster."""
+        """The parameters of the sources for which `check_newest` was called."""
 
     def write(self, batch_id: int) -> int:
         """Write the dead letters of a micro-batch that the sink has written already. Return their number."""
@@ -110,10 +110,10 @@ def letter_writers(
 ) -> dict[str, str]:
     """Return a mapping from the parameter of each source to the sink whose query writes the source's dead letters.
 
-    `stored` is the choice of the earlier runs, which remains: the queries of two sinks may have read different parts of
-    a source, so another query would omit dead letters or write them again. `readers` maps each sink to the parameters
-    of the sources that its query reads. If `stored` has no choice for a source, the first sink whose query reads this
-    source is chosen. A source that no query reads has no dead letters.
+    `stored` is the mapping that earlier runs have stored. Its entries are kept: the queries of two sinks may have read
+    different parts of a source, so another query would omit dead letters or write them again. `readers` maps each sink
+    to the parameters of the sources that its query reads. If `stored` has no sink for a source, the first sink whose
+    query reads this source is chosen. A source that no query reads has no dead letters.
 
     Raises PipelineError if the query that has written the dead letters of a source no longer reads this source.
     """
@@ -172,7 +172,8 @@ def micro_batch_ranges(checkpoint: Path, batch_id: int, positions: Sequence[str 
         if parameter is None:
             continue
         begin = begins[position] if position < len(begins) else {}
-        # A micro-batch without new records has the position of the previous one, with the beginnings of that one.
+        # A micro-batch without new records has the position of the previous one. Then the entry BEGINNINGS in this
+        # position belongs to the previous micro-batch.
         first_offsets = {} if begin == end else end.get(BEGINNINGS, {})
         ranges[parameter] = {
             topic: {

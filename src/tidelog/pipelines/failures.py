@@ -11,8 +11,8 @@ HTTP_REMEDY = (
     ". To separate such records from the others, leave out schema, and parse the column 'value' in the pipeline's"
     " function"
 )
-"""The ends of the errors that the parser of a source raises, in a worker, for a record that cannot be parsed (see
-`topics` and `sources/http`)."""
+"""If a source's parser finds a record that cannot be parsed, it raises an error in a worker. The error's text ends with
+TOPIC_REMEDY or HTTP_REMEDY (see `topics` and `sources/http`)."""
 RAISED = re.compile(
     rf"(pipeline [^\n]* cannot be parsed: [^\n]*?(?:{'|'.join(map(re.escape, (TOPIC_REMEDY, HTTP_REMEDY)))}))"
 )

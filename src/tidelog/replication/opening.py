@@ -1,5 +1,5 @@
-"""Open logs in parallel on threads, for `Partitions`. If the directory of an older topic with the same name is in the
-way, it is moved away, and the log is opened again.
+"""Open logs in parallel on threads, for `Partitions`. If an older topic or replica still has a directory at a
+partition's path, this directory is renamed, and the opening is repeated.
 """
 
 import asyncio
@@ -101,7 +101,7 @@ def _open(openings: Iterator[Opening], clock: "Clock", average_max_s: float | No
 
 
 def _make_way(openings: list[Opening]) -> dict[TopicPartition, OSError]:
-    """Move the directories of older topics away. Returns the failures."""
+    """Rename the directories of older topics or replicas at the paths of these logs. Returns the failures."""
     failures: dict[TopicPartition, OSError] = {}
     for opening in openings:
         try:

@@ -12,8 +12,8 @@ def check_names(columns: "StructType", sink: str, prefix: str = "") -> None:
     """Raise PipelineError, which names `sink`, if two columns, or two fields of a struct, have the same name or names
     that differ only in case. `prefix` is the name of the struct, with a dot at its end.
 
-    After a join, rows may have two columns with one name. Many readers cannot read such a file, and others return only
-    one of the columns.
+    After a join, rows may have two columns with one name. If a sink writes both to a file, many programs cannot read
+    the file, and others return only one of the columns.
     """
     similar: dict[str, list[str]] = {}
     for name in columns.names:
@@ -28,7 +28,7 @@ def check_names(columns: "StructType", sink: str, prefix: str = "") -> None:
 
 
 def differs_in_case(sink: str, name: str, stored: str) -> PipelineError:
-    """Return the error of a column `name` of the rows, although the table has the column `stored`."""
+    """Return the error for rows with a column `name` that differs only in case from the table's column `stored`."""
     return PipelineError(
         f"{sink}: column {name} of the rows differs only in case from {stored} in the table: rename it"
     )
