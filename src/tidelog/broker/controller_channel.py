@@ -25,8 +25,8 @@ REPEATABLE_TIMEOUT_S: Final = 5.0
 """Longest time, in seconds, that a repeatable request waits for its answer. After this time, another broker may have
 become the controller, although this connection is still open."""
 CONNECTION_SETUP_TIMEOUT_MS: Final = 3_000
-"""Time limit of one attempt to connect and to identify this broker, in milliseconds. After this time, another broker
-may have become the controller."""
+"""Time limit, in milliseconds, of one attempt to connect to the controller and to prove this broker's identity to it.
+After this time, another broker may have become the controller."""
 IN_FLIGHT_MAX: Final = 100
 """Upper bound on the requests of one class that wait for their answers. Further requests wait before they are sent."""
 ENVELOPE_BYTES: Final = 1024
@@ -108,7 +108,7 @@ class NetworkControllerChannel:
         return channel
 
     def _close_unused(self, target: _Target) -> None:
-        """Close the channels without requests in flight that lead to another broker or address than `target`."""
+        """Close each channel that leads to another broker or address than `target` and has no requests in flight."""
         for other, channel in list(self._channels.items()):
             if other[:2] != target[:2] and channel.is_idle:
                 channel.close()

@@ -1,4 +1,5 @@
-"""Operations on groups (see `operations`). An operation on several groups returns a result or a failure for each.
+"""Operations on groups: generators as in the module `operations`. An operation on several groups returns a result or a
+failure for each group.
 
 A group id may be any string that a broker sends: empty, with a NUL, or not UTF-8 (see `ClientConnection.answer`).
 """

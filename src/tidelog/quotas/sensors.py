@@ -28,8 +28,8 @@ class Sensors(Generic[S]):
         self._make = make
         self._max = sensors_max
         self._sensors: OrderedDict[tuple[str, str], tuple[S, list[int]]] = OrderedDict()
-        # By user and client id: the sensor, and a list whose only item is the time of its last use in ms. In a list,
-        # the time can be changed in place.
+        # By user and client id: the sensor, and the time of the sensor's last use in ms. The time is the only item of a
+        # list, so that it can be changed in place.
 
     def __len__(self) -> int:
         return len(self._sensors)

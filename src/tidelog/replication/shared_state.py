@@ -22,7 +22,9 @@ class HighWatermarkWatcher(Protocol):
         """Called when the high watermark has moved, when the leader epoch has changed, or when this broker does not
         serve the partition any more.
 
-        A follower's fetch is also notified of a new end or start of the log (`SharedByPartitions.end_watchers`).
+        A follower's fetch (`SharedByPartitions.end_watchers`) is also notified when the log has a new end or start, or
+        when the ISR has changed.
+
         The call may be made during an append, so it must only record the event.
         """
 
@@ -36,7 +38,7 @@ class FlushRequests(Protocol):
 
 
 PeerWork = CutTo | AskForIsr | FetchFrom
-"""The effects of a replica that `Partition` does not carry out itself."""
+"""Effects of `Replica.step` that need a thread or another broker. A partition passes them to `on_peer_work`."""
 
 
 class SharedByPartitions:
@@ -66,7 +68,8 @@ class SharedByPartitions:
         """Topics for which a warning about an oversized batch was written since their settings last changed."""
         self.check_lease: Callable[[], None] = lambda: None
         """Called before a leader answers that an offset is above the end of its log. If the lease of this broker has
-        ended, the call takes partitions out of service that another broker may lead; see `lease_guard.py`."""
+        ended, the call makes this broker stop leading the partitions that another broker may lead now; see
+        `lease_guard.py`."""
         self.on_peer_work: Callable[[Partition, PeerWork], None] | None = None
         """Called with the effects of a replica that need a thread or another broker. The call must not wait."""
         self.on_refused_append: Callable[[Partition, Exception], None] | None = None

@@ -55,7 +55,9 @@ class SimStore:
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
     async def inspect(self) -> None:
-        """Return None: this method must not change the disk, but reading may have to remove a torn last frame."""
+        """Return None without reading the file: reading may remove a torn last frame, and this method must not change
+        the disk.
+        """
 
     async def append(self, position: int, data: bytes, lease: Lease, writer: str = "", number: int = 0) -> None:
         await self._run(self._append, StoredEntry(position, data, writer, number), lease)
@@ -101,7 +103,7 @@ class SimStore:
     async def close(self) -> None:
         await self._tasks.run_blocking(self._close, lane=LANE)
 
-    # `_run` passes the blocking functions below to `run_blocking`, as a real store does to run them on its own thread.
+    # The functions below block. `_run` passes them to `run_blocking`, as a real store passes its blocking functions.
 
     async def _run(self, function: Callable[..., T], *args: object) -> T:
         return await self._tasks.run_blocking(self._call, function, args, lane=LANE)

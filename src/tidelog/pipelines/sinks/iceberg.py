@@ -233,7 +233,7 @@ class OpenedIceberg:
         return transaction.commit_transaction()
 
     def _check_changes(self, before: "Schema", after: "Schema") -> None:
-        """Raise PipelineError unless the schema of the table may become `after`."""
+        """Raise PipelineError unless the schema of the table may change from `before` to `after`."""
         # Names of fields in structs, such as s.b, are names of columns too.
         added = sorted({*after.column_names} - {*before.column_names})
         lower = {name.lower(): name for name in before.column_names}
@@ -248,8 +248,8 @@ class OpenedIceberg:
             old, new = before.find_type(name), after.find_type(name)
             if old.is_primitive and old != new:
                 raise self._error(
-                    f"column {name} is {old} in the table and {new} in the rows: cast it; iceberg(..., evolve=True)"
-                    " widens the column of the table"
+                    f"column {name} is {old} in the table and {new} in the rows: cast it in the pipeline, or let"
+                    " iceberg(..., evolve=True) widen the column of the table"
                 )
 
     def _check_partitions(self, table: "Table") -> None:
