@@ -424,7 +424,7 @@ def test_a_snapshot_of_the_producers_is_durable_before_the_pass(
         assert on.partitions["a"].dirty
         assert on.cleaner_offsets() == {}
     else:
-        assert snapshots == [f"{40:020d}.snapshot"]
+        assert f"{33:020d}.snapshot" in snapshots  # where the cleaned part ends
         assert lines(caplog, "log cleaned")
 
 
