@@ -44,7 +44,7 @@ WITHOUT_CLASS = {"RequestHeader", "ResponseHeader", "DefaultPrincipalData"}
 field `name` of a principal would hide an attribute of every message."""
 TITLES = {
     "consumer_protocol": "Messages between the consumers of a classic group: subscription and assignment.",
-    "control_records": "Control records: transaction markers, and those of the metadata log.",
+    "control_records": "Control records: transaction markers, and the control records of the metadata log.",
     "group_records": "Records of `__consumer_offsets`: committed offsets, classic and consumer groups.",
     "raft_records": "State that a quorum voter keeps on disk.",
     "share_group_records": "Records of `__consumer_offsets` about share groups (KIP-932).",

@@ -69,12 +69,12 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reported: set[TopicPartition] = set()
         """Lost partitions for which `latestOffset` has logged a warning."""
         self._has_checked_ids = False
-        """Whether this reader has compared the ids of the topics with those of a position."""
+        """Whether this reader has compared the topic ids in one of Spark's offsets with those of the brokers."""
         self._group = GroupOffsets(options.group_id, self._connect_for_group) if options.group_id else None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a constant. The first call of `latestOffset` decides where the query begins, and also returns the
-        beginnings.
+        """Return a constant. The first call of `latestOffset` decides at which offsets the query begins, and returns
+        them under the key BEGINNINGS.
         """
         return NOTHING_READ
 
@@ -129,7 +129,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         deleted.
         """
         ends = offsets_of(end)
-        # The beginnings come last: they also name partitions of a topic that was created again.
+        # For a topic that was created again, the beginnings replace the offsets of the old topic, which are in `start`.
         begin = offsets_of(start) | offsets_of(end.get(BEGINNINGS, {}))
         self._check_replayed(end, begin)
         for tp in [tp for tp in begin if tp not in ends and tp not in self._reported]:
@@ -144,12 +144,13 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _checked(self, start: dict[str, Any], read: Offsets, latest: Offsets) -> tuple[Offsets, Offsets]:
         """Compare the positions with the topics that exist, and report what is lost. Return `read` and `latest`.
 
-        A broker that does not know a topic or its new partitions yet may have answered. If the plan left these
-        partitions out, their positions would be lost. So the topics of partitions that `latest` lacks are requested by
-        name. A topic never has fewer partitions than before: a partition that the second answer lacks, too, keeps its
-        position.
+        A broker that does not know a topic or its new partitions yet may have answered. If the end of the micro-batch
+        lacked these partitions, their positions would be lost. So the topics of partitions that `latest` lacks are
+        requested by name. A topic never has fewer partitions than before: a partition that the second answer lacks,
+        too, keeps its position.
 
-        A topic with another id than in `start` is another topic: the results have no position in it, as in a new one.
+        A topic with another id than in `start` is another topic. The returned `read` lacks its partitions, so
+        they are treated like the partitions of a new topic.
         """
         self._has_checked_ids = True
         lookup = self._lookup()
@@ -159,7 +160,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         others = self._other_topics(start.get(TOPIC_IDS, {}))
         for topic in others:
             last = max((offset for tp, offset in read.items() if tp.topic == topic), default=0)
-            self._report(_other_topic(topic, f"it was read up to offset {last}"))
+            self._report(_other_topic(topic, f"the old topic was read up to offset {last}"))
         read = {tp: offset for tp, offset in read.items() if tp.topic not in others}
         kept, known = {}, []
         for tp in missing:
@@ -183,7 +184,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read, complete
 
     def _topic_ids(self) -> dict[str, str]:
-        """Return the ids of the topics by name. The brokers may not send any."""
+        """Return the ids of the topics by name. Topics for which the brokers send no id are left out."""
         lookup = self._lookup()
         if not lookup.topic_ids:
             self._look_up_assigned()
@@ -195,8 +196,8 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._lookup().look_up_ids({tp.topic for tp in assigned})
 
     def _check_replayed(self, end: dict[str, Any], begin: Offsets) -> None:
-        """Before the first plan of this reader, report topics that have other ids now. This plan may have been made by
-        another run. `latestOffset` checks the ids for later plans.
+        """Before the first micro-batch of this reader, report topics whose ids differ from the ids in `end`, which an
+        earlier run of the query may have returned. For later micro-batches, `latestOffset` checks the ids.
         """
         if self._has_checked_ids:
             return
@@ -206,10 +207,10 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if known:
             self._lookup().look_up_ids(known)
         for topic in self._other_topics(known):
-            self._report(_other_topic(topic, "a planned micro-batch reads the earlier one"))
+            self._report(_other_topic(topic, "a micro-batch was planned with offsets of the old topic"))
 
     def _other_topics(self, known: dict[str, str]) -> list[str]:
-        """Return the topics whose ids are not the known ones. A second answer must confirm it."""
+        """Return the topics whose ids differ from those in `known`. A second lookup must confirm each difference."""
         if not known:
             return []
         lookup, ids = self._lookup(), self._topic_ids()
@@ -310,7 +311,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def _other_topic(topic: str, position: str) -> str:
     """Return the description of a loss: the name stands for another topic than before."""
     return (
-        f"topic {topic} was deleted and created again, or the brokers are those of another cluster: its id has changed,"
-        f" so the position in it has no meaning ({position}). Begin with a new checkpoint; in a pipeline: tidelog"
-        " pipeline replay NAME --from TIME"
+        f"topic {topic} was deleted and created again, or the brokers are those of another cluster: the topic's id has"
+        f" changed, so the query's position in it has no meaning ({position}). Start the query with a new checkpoint;"
+        " in a pipeline: tidelog pipeline replay NAME --from TIME"
     )

@@ -250,7 +250,7 @@ def test_the_broker_leaves_when_the_last_one_has_failed() -> None:
             host.disk.fail("write", f"{path}/t-*.log", errno.EIO, times=DAMAGED)
             for number in (0, 1):
                 await code_of(client, number)
-        assert "no data directory is left: /b: " in await failed
+        assert "no usable data directory is left, because /b failed: " in await failed
         await stop(host, broker)
 
     with simulated(1) as world:

@@ -56,7 +56,10 @@ def write_skeleton(name: str, directory: Path) -> Path:
     """Write NAME.py and return its path. Raises UsageError for an illegal name, CommandError if the file exists."""
     name = name.removesuffix(".py")
     if not IDENTIFIER.fullmatch(name):
-        raise UsageError(f"{name!r} is not a name for a file and a topic: use lower-case letters, digits, - and _")
+        raise UsageError(
+            f"{name!r} is not a name for a file and a topic: begin with a lower-case letter, and use at most 51"
+            " lower-case letters, digits, - and _"
+        )
     path = directory / f"{name}.py"
     text = SKELETON.format(name=name, topic=name, function=name.replace("-", "_"))
     try:

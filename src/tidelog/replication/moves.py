@@ -382,7 +382,7 @@ class Moves:
             else:
                 await self._remove_mark(move)
         finally:
-            # A checkpoint that was written from offsets of before the switch is on the disk by now.
+            # By now, all checkpoints whose offsets were copied before the switch are on the disk.
             move.target.pinned.unpin(old.topic_partition)
             partition.thaw()
         logger.info("partition moved partition=%s from=%s to=%s", name, source.path, move.target.path)
@@ -427,8 +427,8 @@ class Moves:
 
     def _switch(self, move: Move, source: "DataDirectory", old: "PartitionLog", new: "PartitionLog") -> None:
         """Replace the partition's log by the copy, within one turn of the loop."""
-        # Until the old log is renamed, a start after a crash uses it with these entries. After the call of `moved`, a
-        # checkpoint that is written by a thread contains the entries only because they are pinned.
+        # Until the old log is renamed, a start after a crash uses it with these offsets, so the checkpoints must
+        # contain them. After the call of `moved`, the checkpoints contain them only because they are pinned.
         start_offset = min(old.log_start_offset, old.durable_offset)
         offsets = LogOffsets(old.recovery_point, start_offset, move.partition.high_watermark)
         source.pinned.pin(old.topic_partition, offsets)

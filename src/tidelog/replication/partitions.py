@@ -245,7 +245,7 @@ class Partitions(PartitionTable):
                 partition.log.fail(f"its data directory {path} is out of use: {reason}", say=False)
                 partition.fail()
             if self.directories.all_failed and self.on_all_failed is not None:
-                self.on_all_failed(f"no data directory is left: {path}: {reason}")
+                self.on_all_failed(f"no usable data directory is left, because {path} failed: {reason}")
 
     # Durability and housekeeping
 

@@ -286,10 +286,11 @@ def test_a_handler_that_python_did_not_install_is_no_obstacle(monkeypatch: pytes
 
 @pytest.mark.usefixtures("handlers")
 def test_a_broker_that_cannot_go_on_stops_and_says_why(capsys: pytest.CaptureFixture[str]) -> None:
-    runtime = FakeRuntime(failure="no data directory is left: /data: Input/output error")
+    reason = "no usable data directory is left, because /data failed: Input/output error"
+    runtime = FakeRuntime(failure=reason)
     assert run(runtime) == 1
     assert runtime.events == ["start", "stop", "close"]
-    assert capsys.readouterr().err == "Error: no data directory is left: /data: Input/output error\n"
+    assert capsys.readouterr().err == f"Error: {reason}\n"
 
 
 @pytest.mark.usefixtures("handlers")

@@ -1,7 +1,7 @@
 """One step of a consumer group: process one request of a member and compute its response (KIP-848).
 
 A step makes a decision without changing durable state: durable state changes when the records of the decision are
-replayed. Changes of soft state are collected and made in `finish`, when the request can no longer be refused.
+replayed. Changes of soft state are collected first. `finish` makes them, when the request can no longer be refused.
 """
 
 from collections.abc import Callable

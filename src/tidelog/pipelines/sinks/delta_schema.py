@@ -113,7 +113,7 @@ def fitting_type(row: "DataType", stored: Any, name: str, sink: str, in_map: boo
     """Compare `row`, the type of a column or field in the rows, with `stored`, its type in the table. Return `row` with
     narrower types replaced by the wider types in `stored`.
 
-    Fields of structs keep their order, so that Spark, which converts them by their position, can convert the values.
+    The fields of structs keep their order in `row`, because Spark converts a struct by the positions of its fields.
     Raises PipelineError if values of these types cannot be in the same column.
     """
     from pyspark.sql import types as spark
