@@ -157,12 +157,16 @@ class HeldLease:
     async def _renew(self, ttl_ms: int, term: LeaseTerm) -> None:
         """Renew the lease.
 
-        Raises LeaseLost if the lease is lost. Raises StoreUnavailable or StoreFailed if the attempt failed before the
-        term was over. Raises TimeoutError if the term ends before the store has answered.
+        Raises LeaseLost if the lease is lost, also if its term has ended before the answer of the store is processed.
+        Raises StoreUnavailable or StoreFailed if the attempt failed before the term was over. Raises TimeoutError if
+        the term ends before the store has answered.
         """
         self.check()
         sent_s = self._clock.monotonic()
         await asyncio.wait_for(self._store.renew(self.lease, ttl_ms), term.remaining_s)
+        # After a pause of the process, the broker may have noticed the end of the term and stopped leading partitions
+        # before this answer is processed. It leads them again only when it has acquired the lease again.
+        self.check()
         term.extend(sent_s)
 
     # Appending

@@ -196,6 +196,32 @@ def test_after_a_sleep_of_the_machine_the_end_of_the_lease_is_noticed_soon() -> 
     run(scenario)
 
 
+def test_a_renewal_that_is_processed_after_the_end_of_the_term_does_not_make_the_lease_valid_again() -> None:
+    """Otherwise a broker that has stopped leading because of the end would never lead again."""
+
+    async def scenario(host: SimHost) -> None:
+        store = SimStore("/metadata", host.runtime.clock, host.runtime.tasks, host.runtime.disk)
+        held = await HeldLease.acquire(store, host.runtime, "broker/1", "one", 60_000)
+        assert held is not None
+        renewed = asyncio.Event()
+        renew = store.renew
+
+        async def renew_and_sleep(lease: Lease, ttl_ms: int | None) -> None:
+            await renew(lease, ttl_ms)
+            host.clock.sleep(50)  # the process is paused after the renewal was sent, 20 s after the last one
+            assert not held.is_valid
+            renewed.set()
+
+        store.renew = renew_and_sleep  # type: ignore[method-assign]
+        renewal = asyncio.create_task(held.renew_until_lost())
+        await renewed.wait()
+        await asyncio.wait((renewal,), timeout=1)
+        assert renewal.done()
+        assert held.lost.done()
+
+    run(scenario)
+
+
 def test_a_stop_during_an_outage_ends() -> None:
     async def scenario(host: SimHost) -> None:
         node, store = await started(host)
