@@ -26,7 +26,9 @@ class Codec(Protocol):
         ...
 
     def check(self, columns: "StructType") -> None:
-        """Called before records with other columns than before are encoded. Raises SchemaError if they do not fit."""
+        """Called before the first record is encoded, and again when the columns of the records change. Raises
+        SchemaError if `columns` cannot be encoded.
+        """
         ...
 
     def encode(self, record: Record) -> bytes: ...
@@ -51,7 +53,7 @@ def decode_column(value: "Column", codec: Codec, schema: "StructType") -> "Colum
 
 
 def encode_column(record: "Column", codec: Codec) -> "Column":
-    """Return the binary column of the records."""
+    """Return a binary column that contains the encoded records."""
     from pyspark.sql.types import BinaryType
 
     def encode(batches: "Iterator[pa.Array]") -> "Iterator[pa.Array]":

@@ -50,8 +50,8 @@ def row_lines(
 ) -> list[BlockLine]:
     """Return the lines of one row, without its names.
 
-    An empty cell is omitted, unless `with_empty` is true and its column has a negative `spare`: a table always shows
-    such a column.
+    Empty cells are omitted. But if `with_empty` is true, an empty cell is shown if its column has a negative `spare`,
+    because such a column is important.
     """
     titled_texts = [
         (column.title, name_text(cell))

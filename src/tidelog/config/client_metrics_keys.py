@@ -1,5 +1,5 @@
-"""Settings of client metrics subscriptions (KIP-714). They are stored and described, but the broker does not request
-metrics from clients yet.
+"""Settings of client metrics subscriptions (KIP-714). The broker stores these settings and returns them in answers to
+DescribeConfigs, but it does not request metrics from clients yet.
 """
 
 import re

@@ -329,7 +329,7 @@ class TimeIndex(SparseIndex):
         Existing entries with a higher offset are removed. Such an entry states that no record up to its offset has a
         timestamp above its own. The new entry contradicts this, so the existing entry came from a wrong batch header.
         """
-        if self.count > 0 and self._keys[-1] >= timestamp_ms:  # the usual result for records of one millisecond
+        if self.count > 0 and self._keys[-1] >= timestamp_ms:  # usual for appends in the same millisecond
             return False
         last = self.last()
         if timestamp_ms < 0 or (last is not None and last[0] >= timestamp_ms):

@@ -237,7 +237,9 @@ class ImageBuilder:
         once for many changes. `_store_changed_partitions` writes the states into the topics."""
 
     def apply(self, records: Iterable[JournalRecord]) -> "ImageBuilder":
-        """Apply the records of one entry. They must have been decided from the state that the builder has now."""
+        """Apply the records of one entry. The decision that created the records must be based on the builder's state
+        before this call.
+        """
         return run_all(self.apply_in_steps(records))
 
     def apply_in_steps(self, records: Iterable[JournalRecord]) -> "Steps[ImageBuilder]":

@@ -163,7 +163,7 @@ class _Source:
         self.parts.clear()
 
     def struct(self, struct_class: type[Struct], source: str) -> None:
-        """Write the struct that is in the variable `source`. The struct's last values may stay pending."""
+        """Write the struct in the variable whose name is `source`. The struct's last values may stay pending."""
         tagged = []
         for field in fields_from_lines(struct_class.FIELDS):
             value = f"{source}.{field.attribute}"

@@ -7,12 +7,12 @@ if TYPE_CHECKING:
 
 MYSQL = "SET time_zone = '+00:00', sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES')"
 STATEMENTS = {"mariadb": MYSQL, "mysql": MYSQL, "postgresql": "SET TIME ZONE 'UTC'"}
-"""For each dialect of SQLAlchemy, the statement that begins a session. SQLite has no time zones."""
+"""For each dialect of SQLAlchemy, the first statement of each session. SQLite needs none: it has no time zones."""
 
 
 def prepare_sessions(engine: "Engine") -> None:
-    """Let the sessions of `engine` use UTC and refuse values that do not fit a column, and let transactions of SQLite
-    begin before their first statement.
+    """Make the sessions of `engine` use UTC and refuse values that do not fit a column. For SQLite, make each
+    transaction begin before its first statement instead.
     """
     dialect = engine.dialect.name
     if dialect == "sqlite":
@@ -24,9 +24,10 @@ def prepare_sessions(engine: "Engine") -> None:
 def _begin_sessions(engine: "Engine", statement: str) -> None:
     """Set the time zone of each session to UTC, whatever the server, the role or the database prescribe.
 
-    The session's time zone decides which moment a time in a `timestamp` column stands for: MariaDB and MySQL convert it
-    from and to this time zone, and PostgreSQL converts a time with a time zone to it if the column has none. In the
-    strict mode, MariaDB and MySQL do not cut off a text, nor use the nearest possible number.
+    The session's time zone decides which moment a time in a `timestamp` column stands for. MariaDB and MySQL convert
+    the time from and to the session's time zone. If the column has no time zone but the written time has one,
+    PostgreSQL converts the time to the session's time zone. In strict mode, MariaDB and MySQL refuse a text that is too
+    long and a number that is out of range; otherwise they would store a shorter text or the nearest possible number.
     """
     from sqlalchemy import event
 

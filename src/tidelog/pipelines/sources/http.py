@@ -5,8 +5,8 @@ cursor of the next page, before it becomes part of a micro-batch. The position o
 page that became part of a micro-batch. When a micro-batch has been committed, the pages before its last page are
 removed. If a page has no records, only the cursor of the next page is stored.
 
-The position also contains the identity of the staging directory. In another directory, or in one that was lost, the
-numbers of the pages would begin again, and the pages up to the position would be left out.
+The position also contains the identity of the staging directory. In another directory, the numbers of the pages would
+begin with 1 again. The stream would then skip all pages up to its position.
 """
 
 import json
@@ -179,7 +179,7 @@ class Staging:
             f" {f'has pages only up to {last}' if position['page'] > last else 'belongs to another stream'}: it is"
             " not the directory of earlier runs (a relative path depends on the directory in which the run starts), or"
             " it was lost, or restored from an older copy. The directory and the pipeline's checkpoint belong together:"
-            " restore the directory, or remove both and begin again with: tidelog pipeline reset NAME"
+            " restore the directory, or remove it and then remove the checkpoint with: tidelog pipeline reset NAME"
         )
 
     def last(self) -> int:
@@ -287,8 +287,8 @@ class HttpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Let the first call of `latestOffset` store all pages that the endpoint has then: the query ends with the last
-        one. This method does not store them itself, because it does not know the position of the query: the directory
-        may belong to another one.
+        one. This method does not store the pages itself: the directory may belong to another query, and this method
+        cannot check that, because it does not know the query's position.
         """
         self._has_target = True
 
