@@ -2,8 +2,9 @@
 (KIP-890).
 
 Before a producer with a transaction version below 2 writes to a partition, it sends v0-3. The leader of a partition
-sends v4-5 when the first batch or the offsets of a transaction arrive. If the producer has transaction version 2, the
-leader adds the partition to the transaction. Otherwise it verifies that the partition was added.
+sends v4-5 when the first batch of a transaction arrives, or a commit of consumer offsets in the transaction. If the
+producer has transaction version 2, the leader adds the partition to the transaction. Otherwise it verifies that the
+partition was added.
 """
 
 from collections.abc import Callable
@@ -96,8 +97,8 @@ def _check(image: MetadataImage, topics: list[AddPartitionsToTxnTopic], *, allow
 
 
 class _Change:
-    """The partitions of one transaction in a request, which are added to the transaction or verified. `reply` is called
-    once, with their error codes.
+    """Adds the partitions that a request names for one transaction, or verifies that the transaction contains them.
+    `reply` is called once, with the error codes of the partitions.
     """
 
     def __init__(

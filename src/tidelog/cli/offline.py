@@ -1,7 +1,8 @@
 """Find partitions without a leader and report them on stderr.
 
 A partition has no leader if its log cannot be used, or if no broker that may lead the partition is running. A broker
-answers `LEADER_NOT_AVAILABLE` for such a partition. It may contain records, so no command may report it as empty.
+answers `LEADER_NOT_AVAILABLE` for such a partition. The partition may contain records, so no command may report it as
+empty.
 """
 
 import sys
@@ -19,9 +20,9 @@ GROUPS_TOPIC = "__consumer_offsets"
 SHOWN_TOPICS = 5
 """Upper bound on the topics that a text names."""
 REMEDY = (
-    "If a broker is down (tidelog cluster status shows all brokers), start it. Otherwise the broker's log says why\n"
-    '(search for "offline"): stop the broker and find the damage with tidelog log verify DIRECTORY. After a repair,\n'
-    "the next start opens the partitions again."
+    "If a broker is down (tidelog cluster status shows all brokers), start it. Otherwise a broker cannot use its\n"
+    'files of a partition, and its log lines with "offline" say why: stop this broker, and find the damage with\n'
+    "tidelog log verify DIRECTORY. After a repair, the next start of the broker opens the partition again."
 )
 
 Offline = Mapping[str, Sequence[int]]

@@ -223,8 +223,8 @@ def records_text(topic: cluster.TopicState, known_offsets: cluster.KnownOffsets)
 
 
 def topics_table(topics: list[cluster.TopicState], known_offsets: cluster.KnownOffsets) -> Table:
-    """Return the table of topics. "12+" means that the offsets of some partitions could not be read. The other
-    partitions have 12 records.
+    """Return the table of topics. "12+" in the column of records means: the offsets of some partitions could not be
+    read, and all other partitions together have 12 records.
     """
     columns = [Column("Topic"), Column("Partitions", True), Column("Replicas", True, spare=1), Column("Records", True)]
     rows = []
@@ -322,7 +322,7 @@ def show_topic(
 
 
 def report_offline(topics: list[cluster.TopicState], known_offsets: cluster.KnownOffsets) -> None:
-    """Warn about the partitions without offsets, unless another note has already named the reason."""
+    """Warn about the partitions whose offsets are unknown, except those for which a note already names the reason."""
     answered_or_reported = {*known_offsets.offsets, *known_offsets.failures}
     unknown = {
         t.name: [p.partition for p in t.partitions if (t.name, p.partition) not in answered_or_reported] for t in topics
@@ -504,7 +504,7 @@ def settings_to_unset(client: "Client", topic: str, names: list[str]) -> list[st
 
     topic_settings = {setting.name: setting for setting in cluster.settings(client, topic)}
     for name in names:
-        # Kafka lists only some of the settings that are not set, so a known name that is missing is no error.
+        # Kafka lists only some of the settings that are not set. So a known name may be missing in its list.
         if name not in topic_settings and name not in TOPIC_KEYS:
             raise CommandError(f"there is no topic setting {name}{setting_hint(name, topic_settings)}")
     own_names = []

@@ -99,8 +99,8 @@ class BrokerLifecycle:
         This process has locked the broker's directories, so the earlier run `previous_incarnation` has certainly
         ended. If that run still has the lease, the lease is released at once.
 
-        Raises LeaseLost if another process still has the lease after a full term, and the exceptions of
-        `Store.acquire`.
+        Raises LeaseLost if another process still has the lease after a full term and ACQUIRE_EXTRA_S. Also raises the
+        exceptions of `Store.acquire`.
         """
         name = broker_lease(self._node_id)
         deadline_s = self._clock.monotonic() + self.session_ms / 1000 + ACQUIRE_EXTRA_S

@@ -45,7 +45,7 @@ class ClusterUpkeep:
 
     async def run(self) -> None:
         """Run until this task is cancelled because the broker is no longer the controller."""
-        # This is another task, so that a slow store delays no fencing.
+        # Old values are discarded in a task of their own, so that a slow store does not delay the fencing of brokers.
         discards = self._tasks.spawn(self._discard_history(), name="cluster-history")
         try:
             await self._run()

@@ -65,8 +65,8 @@ def update_from_progress(status: QueryStatus, progress: dict[str, Any], servers:
     """Add the figures of a progress report of Spark. Each report must be added once. `servers` are the bootstrap
     servers of the sources in the report, in the same order; None for a source that reads no topics.
 
-    The number of dead letters is not taken from the report: if the sink computed an unparsed record twice, the report
-    counts the record twice.
+    The number of dead letters is not taken from the report: if the sink makes Spark compute the rows twice, the report
+    counts each dead letter twice.
     """
     from pyspark_tidelog.offsets import Offsets, to_json_object
     from pyspark_tidelog.progress import offsets_of_topics

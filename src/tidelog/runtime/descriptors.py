@@ -93,7 +93,7 @@ class DescriptorPool:
         self._lock = threading.Lock()
         self._order: OrderedDict[PooledFile, None] = OrderedDict()
         self._retiring: list[tuple[PooledFile, int]] = []
-        """Closed files with the descriptors that a call was still using."""
+        """Files with their former descriptors. Such a descriptor is closed when no call uses it any more."""
         self._exceeded = False
         self._reserved: list[int] = []
         """Descriptors that are reserved for syncs."""

@@ -25,9 +25,9 @@ SETTINGS = {"num.partitions": 3, "offsets.topic.num.partitions": 2}
 LOST_GROUP, OTHER_GROUP = sorted("ab", key=lambda group: partition_of(group, 2), reverse=True)
 """The first is kept in __consumer_offsets-1, the second in __consumer_offsets-0."""
 REMEDY = (
-    "If a broker is down (tidelog cluster status shows all brokers), start it. Otherwise the broker's log says why\n"
-    '(search for "offline"): stop the broker and find the damage with tidelog log verify DIRECTORY. After a repair,\n'
-    "the next start opens the partitions again.\n"
+    "If a broker is down (tidelog cluster status shows all brokers), start it. Otherwise a broker cannot use its\n"
+    'files of a partition, and its log lines with "offline" say why: stop this broker, and find the damage with\n'
+    "tidelog log verify DIRECTORY. After a repair, the next start of the broker opens the partition again.\n"
 )
 OF_ORDERS = "Offline: partition 1 of orders. "
 OF_GROUPS = "Offline: partition 1 of __consumer_offsets. Groups that are stored there are not shown.\n"

@@ -1,7 +1,7 @@
 """Access to object stores through obstore. It accepts deltalake's options, because both use the same Rust library.
 
-Unlike Arrow's file systems, obstore has conditional writes. The sinks need them, so that two drivers never decide the
-same micro-batch (see `bucket`).
+Unlike Arrow's file systems, obstore has conditional writes. The sinks need them, so that only one driver can decide
+which files belong to a micro-batch (see `bucket`).
 """
 
 import re

@@ -24,8 +24,8 @@ STRICT = {"mode": "FAILFAST"}
 """With this option, a line that is not JSON or CSV, or does not fit the schema, causes an error. By default, Spark
 would read such a line as a row of nulls."""
 CHECKED_HEADER = {"enforceSchema": "false"}
-"""With this option, Spark compares the first line of each CSV file with the columns. By default it ignores the names
-there, and reads the columns of a file by their position, also if the file has them in another order."""
+"""With this option, Spark compares the first line of each CSV file with the columns. By default, Spark ignores
+the names in this line, and reads the columns of a file by their position, even if the file has another order."""
 SETS_MALFORMED = ("mode", "columnnameofcorruptrecord")
 """Options, in lower case, that determine how Spark treats malformed lines."""
 CORRUPT_RECORD = "_corrupt_record"
@@ -38,7 +38,7 @@ def load_files(
     """Return the rows of the files at `path`: a directory, a file or a pattern. `kind` is Spark's name of their format.
 
     Raises PipelineError if the columns are unknown: without a `schema`, they are inferred from the files that exist.
-    Also raises it if `context.begin` is not the earliest row, because Spark's source reads all files.
+    Also raises PipelineError if `context.begin` is neither None nor "earliest", because Spark's source reads all files.
     """
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import AnalysisException
@@ -69,7 +69,7 @@ def load_files(
             if error.getCondition() not in NO_FILES:
                 raise PipelineError(f"{kind} {path}: {first_line(str(error))}") from error
             raise PipelineError(
-                f"{kind} {path}: there are no files yet, so the columns are unknown: name them in schema, as in "
+                f"{kind} {path}: there are no files yet, so the columns are unknown: name the columns in schema, as in "
                 f'schema="id long, name string" ({first_line(str(error))})'
             ) from error
         except Py4JJavaError as error:
