@@ -106,7 +106,7 @@ def _fields(payload: Payload, low: int, high: int) -> Fields:
 
 
 def _bounds(payload: Payload) -> tuple[Int64s, Int64s]:
-    """Return where each record begins and ends. It begins at the position after its length field."""
+    """Return the start and the end of each record. A record starts at the position after its length field."""
     view = memoryview(payload.data)  # type: ignore[arg-type]  # an array is a buffer
     starts, ends = [], []
     at = payload.begin

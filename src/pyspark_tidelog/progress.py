@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
 REPORTS_MAX = 512
-"""Upper bound on the remembered reports of a query. If there are more, every second report is removed."""
+"""Upper bound on the number of reports that are kept for a query. If there are more, every other
+report is removed."""
 
 
 class Lag(NamedTuple):

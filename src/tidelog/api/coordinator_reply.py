@@ -9,7 +9,9 @@ R = TypeVar("R")
 
 
 class CoordinatorReply(Generic[R]):
-    """The `Reply` of one request. `build` converts the coordinator's answer or its ApiError into the response."""
+    """The function (`Reply`) that the coordinator calls with its answer to one request. `build` converts the answer,
+    which may be an ApiError, into the response.
+    """
 
     __slots__ = ("_build", "_pending", "_response")
 

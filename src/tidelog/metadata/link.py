@@ -229,7 +229,7 @@ class Answer(NamedTuple, Generic[R]):
     After most errors, the request has changed nothing and will not change anything later. After REQUEST_TIMED_OUT, it
     may have been executed, or may be executed later. The meaning of KAFKA_STORAGE_ERROR depends on the store. If
     several brokers share the store, the request has changed nothing. If a broker uses its store alone, the request may
-    have been executed, since the append of its records may have ended with StoreFailed.
+    have been executed: after StoreFailed, it is unknown whether the request's records are stored.
     """
 
     value: R | None

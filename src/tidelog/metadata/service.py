@@ -453,8 +453,8 @@ class MetadataService:
                 return
 
     def _stall(self, since_s: float = float("-inf")) -> str | None:
-        """Return a description if this broker has not processed a change of the metadata for a term of the leases.
-        Otherwise return None. The time before `since_s` does not count.
+        """If a change of the metadata has waited for this broker for at least the term of a lease, return a description
+        of the delay. Otherwise return None. The time before `since_s` does not count.
         """
         change = self.publisher.oldest_unprocessed
         if change is None or self._lease_ms is None:

@@ -163,9 +163,10 @@ class RunningQuery:
                 self._close()
 
     def counts(self) -> dict[str, Counts]:
-        """Return the counts of the current micro-batch by source; an empty dictionary if they cannot be read.
+        """Return the numbers of records in the current micro-batch, by source; an empty dictionary if they cannot be
+        read.
 
-        Spark reports these counts only after the commit of the micro-batch. They are needed before the commit, so this
+        Spark reports these numbers only after the commit of the micro-batch. They are needed before the commit, so this
         method reads them from the execution of the micro-batch in the JVM.
         """
         from py4j.protocol import Py4JError
@@ -244,8 +245,8 @@ class RunningQuery:
         """Stop the query. A micro-batch that runs is interrupted, and the next start repeats it. Close the sink when
         the query has stopped.
 
-        Raises NotStopped if the query does not end in time. In this case, a write that still runs closes the sink when
-        the write returns.
+        Raises NotStopped if the query does not end in time. If a write is still running in this case, the sink is
+        closed when the write returns.
         """
         self._stopping.set()
         self._has_query.set()
@@ -362,7 +363,7 @@ def checked_checkpoints(
     """Return the path or URI of the checkpoint of each query, by the name of its sink. `names` has the identifiers of
     the queries, also by the names of the sinks.
 
-    Raises PipelineError if one of them is lost (see `PipelineState.check_checkpoint`).
+    Raises PipelineError if a checkpoint is lost (see `PipelineState.check_checkpoint`).
     """
     places = {}
     for sink, name in names.items():
@@ -380,9 +381,9 @@ def _letters_of_sinks(
     state: PipelineState,
     identity: Identity,
 ) -> dict[str, dict[int, str]]:
-    """Choose one query that writes the dead letters of each source, and store the choice for later runs.
+    """For each source, choose the query that writes its dead letters, and store the choice for later runs.
 
-    Returns, for each sink, the sources that its query was chosen for. A source is a pair: the number of its load
+    Returns, for each sink, the sources whose dead letters its query writes. A source is a pair: the number of its load
     (attribute `load` of a `QuerySource`), and the name of its parameter.
     """
     read = {

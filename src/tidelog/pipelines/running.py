@@ -56,7 +56,8 @@ class RunningPipeline:
         """The ending of the queries while it is in progress, otherwise None. While it is in progress, the pipeline does
         not start again, and the run does not end."""
         self._ends_after_failure = False
-        """Whether a failure has caused the last ending of the queries. If so, `status.error` describes the failure."""
+        """Whether a failure has caused the most recent ending of the queries. If so, `status.error` describes the
+        failure."""
         self._failures_in_a_row = 0
         self._restart_at_s = 0.0
         self._stopping = False
@@ -64,7 +65,9 @@ class RunningPipeline:
         """Whether the last write of the figures has failed."""
 
     def start(self) -> None:
-        """Start the queries in another thread, and return at once. A later call of `step` sees the end of the start."""
+        """Begin to start the queries in another thread, and return at once. The first call of `step` after the queries
+        have started, or have failed to start, processes the result.
+        """
         self.status.state = STARTING
         self.status.restart_in_s = None
         identity = self._state.identity()
@@ -178,8 +181,8 @@ class RunningPipeline:
     def _finish_ending(self, ending: Ending, *, is_last: bool = False) -> None:
         """Wait for the end of the queries. If some queries have not ended in time, `status.error` says so.
 
-        If a failure has caused the ending, `status.error` describes the failure. In this case, only the last ending of
-        the run adds the queries that have not ended. Before that, the pipeline starts again without them.
+        If a failure has caused the ending, `status.error` already describes the failure. In this case, the text about
+        the queries is added to it only if `is_last`: the run ends, so the pipeline does not start again.
         """
         self._ending = None
         if not_stopped := ending.result():

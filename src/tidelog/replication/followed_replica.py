@@ -89,7 +89,9 @@ class FollowedReplica:
         """Start a cut of the replica's log, and wait until the cut has ended."""
         partition, replica = self.partition, self.partition.replica
         if replica.role is not Role.FOLLOWER or replica.leader_epoch != event.leader_epoch:
-            raise NotLeaderOrFollower(f"{self.topic}-{self.index} is no follower in epoch {event.leader_epoch}")
+            raise NotLeaderOrFollower(
+                f"this broker does not follow {self.topic}-{self.index} in leader epoch {event.leader_epoch}"
+            )
         partition.step(event)
         await self._partitions.cuts.wait(partition)
         if partition.deleted or partition.log.failure is not None:

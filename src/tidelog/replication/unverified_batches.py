@@ -143,7 +143,7 @@ class UnverifiedBatches:
         if inquiry.has_version_2 and header.base_sequence > 0 and not self._is_known(header):
             return OutOfOrderSequenceNumber(
                 f"producer {header.producer_id} epoch {header.producer_epoch} sent sequence {header.base_sequence} "
-                "first; with transaction version 2, the first one in a partition is 0"
+                "first; with transaction version 2, the first sequence in a partition must be 0"
             )
         refused = self._refused.get(header.producer_id)
         if refused is None:

@@ -1,6 +1,4 @@
-"""The common state of all requests to the consumer groups of one coordinator partition: groups, settings, topics,
-timers.
-"""
+"""The state that all requests to the consumer groups of one coordinator share: groups, settings, topics, timers."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING

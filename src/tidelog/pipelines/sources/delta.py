@@ -90,7 +90,8 @@ class DeltaLog:
         self.location = options["location"]
         self.storage = json.loads(options["storageSecrets"])
         declared = json.loads(options.get("declaredVersion", "null"))
-        # After a reset alone, the pipeline would begin with the declared version again, which may be gone, too.
+        # With a declared version, a reset is not enough: the pipeline would begin after that version again, and the
+        # next versions may be gone, too.
         reset = (
             "Reset the pipeline" if declared is None else f"Leave out begin_version={declared}, and reset the pipeline"
         )
@@ -234,8 +235,8 @@ class DeltaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return {"begin": begin, "version": self._limited(begin, latest), TABLE: table_id}
         label = f"delta {self._log.location}"
         check_table(label, start, table_id)
-        if start["version"] > latest:  # an earlier version of Tidelog has stored no id
-            raise other_table(label, f"it is version {start['version']}, and the newest version is {latest}")
+        if start["version"] > latest:  # `check_table` finds no table id in positions of earlier versions of Tidelog
+            raise other_table(label, f"the position is version {start['version']}, but the newest is {latest}")
         if start["version"] == latest:
             return start
         return {"version": self._limited(start["version"], latest), TABLE: table_id}
@@ -283,7 +284,8 @@ def read_file(file_system: Any, file: DeltaFile, schema: "pa.Schema") -> "Iterat
 
     values = dict(file.partition)
     with file_system.open_input_file(file.path) as stream:
-        # Times of the type INT96, as older Sparks write them, would be nanoseconds: only the years 1677 to 2262.
+        # Older versions of Spark write times as INT96. By default, they would be read as nanoseconds, which cannot
+        # represent times outside the years 1677 to 2262.
         parquet = pq.ParquetFile(stream, coerce_int96_timestamp_unit="us")
         stored = [
             field.name for field in schema if field.name in parquet.schema_arrow.names and field.name not in values
