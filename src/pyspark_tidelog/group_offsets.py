@@ -105,7 +105,7 @@ class GroupOffsets:
         return self._client
 
     def _warn(self, event: str, reason: str) -> None:
-        """Log a warning, and pause. `event` is the first word of the line."""
+        """Log a warning. Send no request for the next PAUSE_AFTER_FAILURE_S. `event` is the first word of the line."""
         self._paused_until = self._monotonic() + PAUSE_AFTER_FAILURE_S
         logger.warning(
             "%s group=%s retry_after_s=%d: %s. The query continues, because its offsets are in its checkpoint",

@@ -1,9 +1,9 @@
 """Parse a line of `produce --json`: JSON that `records.to_json` wrote, or that was written by hand.
 
-A key or value may be any JSON. If it is neither a string nor null, its exact text becomes the record's key or value: a
-number of 30 digits, `1.50`, spaces and repeated names within an object are preserved. Therefore, if a line has such a
-key or value, the code of this module parses the outer object and the headers, and the standard library parses only the
-names and values in them.
+The key of a record, its value and the values of its headers may be any JSON. If one of them is neither a string nor
+null, its exact text is written: a number of 30 digits, `1.50`, spaces and repeated names within an object are
+preserved. Therefore, if a line has such a key or value, the code of this module parses the outer object and the
+headers, and the standard library parses only the names and values in them.
 """
 
 import base64
@@ -62,14 +62,16 @@ def record_from_line(line: bytes) -> OutgoingRecord:
 
 
 def parse_json(text: str) -> object:
-    """Return the parsed JSON. A key or value that is neither a string nor null becomes an `ExactText`."""
+    """Return the parsed JSON. If the field `key` or `value` of the record or of a header is neither a string nor null,
+    it becomes an `ExactText`.
+    """
     try:
         document: Any = WHOLE_DECODER.decode(text)
         if not isinstance(document, dict) or not needs_exact_text(document):
             return document  # the fast path for most lines
     except RepeatedError:
-        # A repeated name is allowed within a key or value, whose exact text is used. `scan_object` refuses repeated
-        # names of the record itself and of its headers.
+        # The exact text of the field `key` or `value` is used, so an object in it may contain a name twice.
+        # `scan_object` refuses a name that occurs twice among the fields of the record or of a header.
         pass
     at = SPACE(text, 0).end()  # type: ignore[union-attr]
     if text[at : at + 1] != "{":
@@ -141,7 +143,9 @@ def scan_value(text: str, at: int) -> tuple[Any, int]:
 
 
 def needs_exact_text(document: dict[str, Any]) -> bool:
-    """Whether a key or a value is neither a string nor null, so that its exact text is needed."""
+    """Return whether the field `key` or `value` of the record or of a header is neither a string nor null, so that
+    its exact text is needed.
+    """
     headers = document.get("headers")
     inner = [header for header in headers if isinstance(header, dict)] if isinstance(headers, list) else []
     return any(not isinstance(each.get(name), str | None) for each in (document, *inner) for name in EXACT_TEXT_FIELDS)

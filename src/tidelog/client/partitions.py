@@ -63,8 +63,8 @@ def fetch(
 ) -> Operation[Results[TopicPartition, Fetched]]:
     """Fetch record batches of each partition, beginning at its offset in `positions`. There is only one attempt.
 
-    All partitions with the same leader share `limits.max_bytes`. If they have more records, the leader returns records
-    of the partitions that are listed first in `positions`.
+    All partitions with the same leader share `limits.max_bytes`. If their records exceed this limit, the leader returns
+    records of the partitions that are listed first in `positions`.
     """
     results: Results[TopicPartition, Fetched] = {}
     by_leader = yield from leaders(cluster, positions, results)
@@ -100,7 +100,7 @@ def complete(
     cluster: Cluster, requested: Iterable[TopicPartition], results: Results[TopicPartition, V]
 ) -> Results[TopicPartition, V]:
     """Return a result or a failure for every requested partition. Remove the topics of failed partitions from the
-    cache.
+    metadata that `cluster` caches.
     """
     all_results = {tp: results.get(tp, error_for(-1, "the answer does not mention the partition")) for tp in requested}
     cluster.forget({tp.topic: None for tp, result in all_results.items() if isinstance(result, Exception)})

@@ -352,7 +352,7 @@ class BrokerConfig:
         advertised = {e.listener: e for e in self._configured_advertised()}
         for name, endpoint in advertised.items():
             if name not in endpoints:
-                raise InvalidValue("advertised.listeners", endpoint, f"the setting listeners has no listener {name}")
+                raise InvalidValue("advertised.listeners", endpoint, f"the list of listeners has no listener {name}")
             if endpoint.host in WILDCARDS:
                 raise InvalidValue(
                     "advertised.listeners",
@@ -371,7 +371,7 @@ class BrokerConfig:
             raise InvalidValue(
                 "inter.broker.listener.name",
                 self.get("inter.broker.listener.name"),
-                f"the setting listeners has no listener of this name, only {', '.join(endpoints)}",
+                f"the list of listeners has no listener of this name, only {', '.join(endpoints)}",
             )
         for assignor in self.get("group.consumer.assignors"):
             if assignor not in CONSUMER_ASSIGNORS:

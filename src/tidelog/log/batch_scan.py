@@ -33,10 +33,10 @@ BASE_SEQUENCE = 11
 COUNT = 12
 
 OFFSETS_MAX = 1 << 31
-"""The indexes of a segment store offsets relative to the segment's base offset, in 31 bits. So each relative offset is
+"""A segment's indexes store each offset relative to the segment's base offset, in 31 bits. So each relative offset is
 below this limit."""
 WINDOW_BYTES = 16 * 1024
-"""Number of bytes that one read in `headers` returns, so that it contains several small batches. After a batch of at
+"""Number of bytes that `headers` reads at a time, so that one read returns several small batches. After a batch of at
 least this size, a read of LARGE_STEP_BYTES is enough for the next header."""
 LARGE_STEP_BYTES = 256
 WHOLE_WINDOW_BYTES = 1 << 20

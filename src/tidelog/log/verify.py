@@ -352,7 +352,7 @@ class _Verifier:
                     path,
                     0,
                     f"a batch at offset {offset} lies before the first epoch of the checkpoint, which begins at offset "
-                    f"{entries[0][1]}: its records were deleted",
+                    f"{entries[0][1]}: the batch's records were deleted",
                     NOTE,
                 )
             elif starts.get(epoch, offset + 1) > offset:

@@ -32,7 +32,8 @@ class Sample(NamedTuple):
 def sample(pipeline: Pipeline, spark: "SparkSession", bootstrap: str, rows_max: int, begin: str | int | None) -> Sample:
     """Read at most `rows_max` records of each source, and call the function. Raises PipelineError.
 
-    The results are computed later, when the caller reads them: see `errors_of_spark`.
+    The results are computed later, when the caller reads them. Spark's errors are also raised then. So the caller
+    reads the results within `errors_of_spark`.
     """
     # This must happen before the sources are loaded: a source's format may be a class that the pipeline's file defines.
     send_functions_by_value(pipeline)

@@ -155,7 +155,7 @@ def test_attributes_have_the_tables_types() -> None:
             "listener.security.protocol.map=A:PLAINTEXT,PLAINTEXT:PLAINTEXT\nadvertised.listeners=A://h:1",
             {},
             {},
-            "Invalid value A://h:1 for configuration advertised.listeners: the setting listeners has no listener A",
+            "Invalid value A://h:1 for configuration advertised.listeners: the list of listeners has no listener A",
         ),
         (
             None,

@@ -4,12 +4,12 @@ Kafka compiles these expressions with RE2/J 1.8, which differs from RE2 in a few
 differences:
 
 - Expressions that RE2 accepts but RE2/J refuses are refused: `\C`, a group name that is used twice or is not ASCII, a
-  count of more than eight digits, a repetition after a literal `{`, and scripts that are newer than RE2/J's tables.
+  count of more than eight digits, a repetition after a literal `{`, and Unicode scripts that are missing in RE2/J.
 - RE2 limits the product of nested counts, such as 2 * 3 in `(a{2}){3}`; RE2/J does not. Therefore counts are reduced,
   and a repetition with a count that is still too large is split into several. The expression still matches the same
   topic names, because a name has at most 249 characters.
 - A backslash before a character that is not ASCII is dropped.
-- The script `Unknown`, which only RE2/J has, is replaced.
+- The Unicode script `Unknown`, which only RE2/J has, is replaced.
 """
 
 import re
@@ -47,7 +47,7 @@ _NEWER_SCRIPTS = frozenset(
         "Warang_Citi Yezidi Zanabazar_Square ",
     )
 )
-"""Scripts that RE2 supports and RE2/J does not."""
+"""Unicode scripts that RE2 supports and RE2/J does not."""
 
 
 class InvalidPattern(ValueError):

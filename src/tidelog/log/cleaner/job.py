@@ -66,8 +66,8 @@ class CleanJob(NamedTuple):
 
 
 class GroupReport(NamedTuple):
-    """Report that the segments with these base offsets were written as one new segment. The `.cleaned` files of the new
-    segment are durable.
+    """Report of one group: the segments with these base offsets were written as one new segment. The `.cleaned` files
+    of the new segment are durable.
     """
 
     base_offsets: list[int]

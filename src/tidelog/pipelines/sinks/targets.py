@@ -108,7 +108,9 @@ class FileTarget(ABC):
         return True
 
     def commit(self, batch_id: int, directory: str, files: list[WrittenFile]) -> None:
-        """Add `files` below `directory` to the data, unless the micro-batch has a manifest already."""
+        """Give `files`, which were staged in `directory`, their final names. If the micro-batch has a manifest already,
+        do this for the files of this manifest instead.
+        """
         entries = []
         for number, file in enumerate(files):
             partition = file.path.removeprefix(directory).rpartition("/")[0]

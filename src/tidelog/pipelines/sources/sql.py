@@ -316,7 +316,7 @@ OPTION_NAMES = (
 MANY_ROWS = 2**62
 """A limit of rows that no table reaches."""
 MANY_DIGITS = Context(prec=1000)
-"""For calculations with more digits than any number that Spark's decimals can have."""
+"""For calculations with up to 1,000 digits. Spark's decimals have at most 38."""
 SPARK_TYPES: dict[str, DataType] = {
     "boolean": BooleanType(),
     "int": IntegerType(),
@@ -348,7 +348,7 @@ def spark_type(column: "Column[Any]") -> str:
     if isinstance(kind, sa.Float):
         return "double"
     if isinstance(kind, sa.Numeric):
-        # Without a precision, a number has any number of digits. Spark's decimals have at most 38.
+        # A column without a precision may hold numbers of any length. Spark's decimals have at most 38 digits.
         precision, scale = kind.precision or 0, kind.scale or 0
         return f"decimal({precision},{scale})" if 0 <= scale <= precision and 0 < precision <= 38 else "string"
     if isinstance(kind, sa.DateTime | sa.TIMESTAMP):
@@ -405,7 +405,9 @@ def _to_spark(column: "Column[Any]", source: str) -> Any:
 
 
 def _decimal(value: Any, data_type: Any, place: str) -> Decimal:
-    """Return the value as a decimal number. Spark would round it to the scale of the type, and make NaN a null."""
+    """Return the value as a decimal number. Raises PipelineError for a value that Spark would change: it would make
+    NaN a null, and round a value with too many digits after the point.
+    """
     try:
         number = value if isinstance(value, Decimal) else Decimal(str(value))
     except InvalidOperation:
