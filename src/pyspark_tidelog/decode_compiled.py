@@ -34,7 +34,7 @@ def decode(payloads: list[Payload], low: int, high: int, wanted: int) -> Decoded
     """See `decode.Decode`."""
     for payload in payloads:
         if not 0 <= payload.header.count <= payload.size // RECORD_BYTES_MIN:
-            reason = f"the batch states {payload.header.count} records, but its records have {payload.size} bytes"
+            reason = f"the batch states {payload.header.count} records, but all its records have {payload.size} bytes"
             raise MalformedRecords(payload.header, reason)
     count = sum(payload.header.count for payload in payloads)
     size = sum(payload.size for payload in payloads)

@@ -162,8 +162,8 @@ def _all_topics(
     services: Services, context: RequestContext, image: MetadataImage, request: MetadataRequest
 ) -> Steps[MetadataResponse | Encoded]:
     # librdkafka permanently gives up on topics whose leader is not among the brokers of the response, so no topics are
-    # returned until a broker is registered. While all brokers are fenced, no partition has a leader. Then topics are
-    # returned, as by Kafka, and the clients ask again.
+    # returned until a broker is registered. While all registered brokers are fenced, no partition has a leader. In this
+    # case topics are returned, as by Kafka, and the clients ask again.
     topics: list[MetadataResponseTopic | TopicImage] = [*image.topics.values()] if image.brokers else []
     return (yield from _respond(services, context, image, request, topics))
 

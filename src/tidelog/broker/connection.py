@@ -506,7 +506,7 @@ class ServerConnection:
         slot.process(outcome)
 
     def _handle_metered(self, route: Route, context: RequestContext, request: Any, meter: Meter) -> None:
-        """Call a handler for a client that has a quota; see `_handle_request`."""
+        """Call a handler for a client that has a quota, and measure the time that the handler takes."""
         meter.start()
         try:
             response = route.handle(self.services, context, request)

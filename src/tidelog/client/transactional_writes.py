@@ -1,7 +1,7 @@
 """Operations of a producer that writes in transactions (see `operations`): begin, write, commit offsets, end.
 
 A process may end a transaction whose records another process has written. Only the transaction's
-`TransactionalProducer` is needed for this. `transactions` has the operations of administrators on transactions.
+`TransactionalProducer` is needed for this. The operations of administrators are in the module `transactions`.
 
 Both versions of the protocol are supported. With version 1, the client adds each partition to the transaction before
 the first write to the partition. With version 2 (KIP-890), brokers do this, and the producer's epoch is incremented
@@ -131,7 +131,7 @@ def init_producer(
 def add_partitions(
     cluster: Cluster, backoff: Backoff, producer: TransactionalProducer, partitions: Iterable[TopicPartition]
 ) -> Operation[None]:
-    """Add the partitions to the transaction, as version 1 requires before the first write to each of them."""
+    """Add the partitions to the transaction. Transaction version 1 requires this before the first write to them."""
     topics: dict[str, AddPartitionsToTxnTopic] = {}
     for tp in partitions:
         topics.setdefault(tp.topic, AddPartitionsToTxnTopic(tp.topic)).partitions.append(tp.partition)
@@ -313,7 +313,7 @@ def abort_leftovers(
     """Abort the open transactions of other processes. Fence the processes, so that they cannot begin new transactions.
 
     A transactional id whose producer id or epoch has changed is left alone: a newer run uses it. Return None for each
-    producer that was fenced, and the final error of each other producer. Raises GaveUp when the call times out.
+    producer that was fenced, and the final error for every other producer. Raises GaveUp when the call times out.
 
     With version 2, EndTxn raises the epoch. With version 1, EndTxn does not raise it: a process that does not know of
     the abort could add partitions, and so begin a transaction that nobody ends. Therefore, with version 1,

@@ -78,7 +78,9 @@ def put_aside(disk: "Disk", directory: str, key: "TopicPartition", topic_id: byt
 
 
 def stem_of_retired(path: str) -> str | None:
-    """Return the part of a retired directory's name that names its partition (see `aside_stem`)."""
+    """Return the part of the directory's name that names the partition (see `aside_stem`). Return None if the name does
+    not end with DELETE_SUFFIX.
+    """
     return retired_stem(path.rpartition("/")[2])
 
 

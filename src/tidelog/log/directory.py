@@ -138,8 +138,8 @@ class DataDirectory:
             self._lock = _acquire_lock(self._disk, self.path)
 
     def begin(self) -> None:
-        """Mark the directory as unclean until `close_clean`, and make the names of the logs' directories durable, which
-        the opening of a log does not do. Raises OSError.
+        """Mark the directory as unclean until `close_clean`. Also make the names of the logs' directories durable: the
+        opening of an existing log does not do this. Raises OSError.
         """
         marker = f"{self.path}/{CLEAN_MARKER}"
         if self._disk.exists(marker):
@@ -173,7 +173,7 @@ class DataDirectory:
 
     def prepare_adoption(self, topics: Container[str]) -> None:
         """Prepare the logs of Kafka's `topics` before they are opened here for the first time: persist their start
-        offsets, and remove snapshots that do not prove what recovery concludes from them.
+        offsets, and remove producer snapshots that do not prove that the records below them are on the disk.
 
         If the first file of a log begins above the log's entry in the checkpoint, the start offset becomes the
         file's offset, permanently. Raises OSError.
@@ -211,7 +211,8 @@ class DataDirectory:
         path = f"{self.path}/{key}"
         stored_id = read_id(self._disk, path, accept_damage=new)
         if stored_id == topic_id:
-            # If the broker was killed while it removed an earlier replica, its directory may exist without entries.
+            # If the broker was killed while it removed an earlier replica, the replica's directory may be left, without
+            # checkpoint entries.
             is_in_the_way = new
         else:
             is_in_the_way = stored_id is not None or self._belongs_to_older_topic(key, path, new=new)
@@ -275,7 +276,7 @@ class DataDirectory:
     def retire(
         self, logs: Mapping[TopicPartition, tuple[bytes, PartitionLog | None]]
     ) -> tuple[list[str], OSError | None]:
-        """Put removed partitions aside: remove their checkpoint entries, close their logs, rename their directories.
+        """Remove the checkpoint entries of removed partitions, close their logs, and rename their directories.
 
         `logs`: for each partition the topic id, and the log, or None if the log is not open. After an error, the
         other partitions are still renamed. Returns the new paths and the first error. The caller passes the paths to
@@ -424,7 +425,8 @@ class DataDirectory:
         `directory_id` is the new id of the directory (KIP-858).
 
         In a new directory, an empty checkpoint of recovery points is written first. Without it, a start after a power
-        cut would take all closed segments for flushed, as in Kafka's directories, and so take lost records for damage.
+        cut would regard all closed segments as flushed, as in Kafka's directories, and so regard lost records as
+        damage.
         """
         path = f"{self.path}/{META_PROPERTIES}"
         properties = {"version": "1", "cluster.id": cluster_id, "node.id": str(node_id)}
@@ -455,7 +457,9 @@ class DataDirectory:
             self._write(name, self._complete(name, offsets, older))
 
     def high_watermark(self, key: TopicPartition) -> int:
-        """Return the partition's high watermark, as read from the checkpoint at the broker's start; 0 if unknown."""
+        """Return the high watermark that the checkpoint had for the partition when the broker started, or when the log
+        was moved into this directory; 0 if unknown.
+        """
         return self._high_watermarks.get(key, 0)
 
     def clean_offset(self, key: TopicPartition) -> int | None:

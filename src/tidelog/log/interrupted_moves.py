@@ -1,7 +1,7 @@
 """At the start of a broker, find the moves between data directories that a crash interrupted near their end, and decide
-which log counts. See `future_logs` for the steps of a move and for the mark `takes-over`.
+which log is used. See `future_logs` for the steps of a move and for the mark `takes-over`.
 
-    found                                    the log that counts
+    found                                    the log that is used
     a log and its marked copy                the old log; the copy if its mark says `final`
     only a marked copy, all directories work the copy: its old log was retired
     only a marked copy, a directory is       none, unless its mark says `final`: the old log may be in that directory,
@@ -53,7 +53,7 @@ class InterruptedMoves:
 
     def choose(self, partition: "TopicPartition", holders: "Sequence[DataDirectory]") -> "DataDirectory | None":
         """Find out whether a move of the partition was interrupted. `holders` are the data directories that contain a
-        log with the partition's name. Returns the one whose log does not count, or None. Changes no file.
+        log with the partition's name. Returns the one whose log must not be used, or None. Changes no file.
         """
         if len(holders) > 2:
             return None
@@ -80,8 +80,8 @@ class InterruptedMoves:
             return None
 
     def put_aside(self, move: UnsettledMove) -> UnfinishedCopy | None:
-        """Durably rename the log that does not count. Returns it if it is a copy; it will be removed, and the move
-        begins again.
+        """Durably rename the log in `move.discarded`. If this log is the copy, return the copy: it will be removed, and
+        the move begins again.
         """
         partition, copy, old, discarded = move
         if discarded is old:
@@ -91,8 +91,8 @@ class InterruptedMoves:
         return UnfinishedCopy(partition, copy, path)
 
     def _unused(self, start: str, end: str) -> bytes:
-        """Return 16 bytes whose text between `start` and `end` is the path of no file. A power cut may have undone the
-        removal of an earlier copy or log.
+        """Return 16 bytes so that no file has the path `start` + the bytes in hexadecimal + `end`. Files of earlier
+        paths may exist, since a power cut may have undone the removal of an earlier copy or log.
         """
         number = 0
         while self._disk.exists(f"{start}{number.to_bytes(16, 'big').hex()}{end}"):
@@ -103,13 +103,13 @@ class InterruptedMoves:
         self, partition: "TopicPartition", copy: "DataDirectory", absent_paths: "Sequence[str]"
     ) -> None:
         """Durably remove the mark of a copy, since its old log is retired. But if data directories are absent, the old
-        log may be there. Then the mark stays, and the copy is not used unless its mark says `final`.
+        log may be in one of them. Then the mark stays, and the copy is not used unless its mark says `final`.
         """
         if not absent_paths:
             remove_mark(self._disk, copy.path, partition)
         elif not is_final(self._disk, f"{copy.path}/{partition}"):
             self.unusable_copies[partition] = (
                 f"{copy.path}/{partition} is the copy of an interrupted move, and the log itself may be in "
-                f"{', '.join(absent_paths)}, which cannot be used or is empty; if that disk is lost, take it out of "
-                "log.dirs"
+                f"{', '.join(absent_paths)}, which cannot be used or is empty; if the disk of such a "
+                "directory is lost, remove the directory from log.dirs"
             )

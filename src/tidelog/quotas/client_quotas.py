@@ -62,8 +62,8 @@ class RateQuota(_Quota[Rate]):
         return throttle_ms if self._throttle_max_ms is None else min(throttle_ms, self._throttle_max_ms)
 
     def burst_max(self, user: str, client_id: str) -> float | None:
-        """Return the largest value that one `record` may have after an idle time without exceeding the client's quota.
-        Return None if the client has no quota.
+        """Return the largest `value` with which one call of `record`, after an idle time, does not exceed the client's
+        quota. Return None if the client has no quota.
         """
         limit = self._limits.of(user, client_id)
         if limit is None:

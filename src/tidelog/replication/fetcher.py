@@ -1,4 +1,4 @@
-"""Fetch partitions from one other broker, which leads them. This broker follows them.
+"""As a follower, fetch partitions from one other broker, which leads them.
 
 One fetch session serves all partitions together, with one request at a time. Each answer is appended before the next
 request is sent. A partition does not delay the other partitions if it has failed, if its log is being cut (truncated)

@@ -173,7 +173,7 @@ def broken_batches() -> Iterator[tuple[str, bytearray, str]]:
     yield (
         "a count that needs more bytes",
         impossible,
-        f"states {1 << 30} records, but its records have {len(batch) - HEADER_BYTES} bytes",
+        f"states {1 << 30} records, but all its records have {len(batch) - HEADER_BYTES} bytes",
     )
     longer = bytearray(batch)
     longer[HEADER_BYTES + first_bytes] += 2

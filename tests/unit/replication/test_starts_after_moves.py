@@ -80,7 +80,7 @@ def test_a_copy_is_not_used_while_the_old_log_may_be_elsewhere(how: str) -> None
         await broker.start(ONE)
         [reason] = broker.partitions.unopened.values()
         assert f"{target}/t-0 is the copy of an interrupted move, and the log itself may be in {source}" in reason
-        assert "take it out of log.dirs" in reason
+        assert "remove the directory from log.dirs" in reason
         make_present(broker, source, how)
         await broker.start(ONE)
         assert broker.directory_of(broker.partition()) == source
