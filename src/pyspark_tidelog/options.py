@@ -90,7 +90,7 @@ READ_WITHOUT_EFFECT = CLIENT_WITHOUT_EFFECT | {
     },
 }
 WRITE_WITHOUT_EFFECT = CLIENT_WITHOUT_EFFECT | {
-    "includeHeaders": "a headers column is always written",
+    "includeHeaders": "if the rows have a column headers, it is always written",
     **{
         name: "it is a setting of Kafka's consumer"
         for name in READ_WITH_EFFECT

@@ -1,4 +1,4 @@
-"""Recognize clients of other protocols by their first bytes, to name the mistake in the log."""
+"""Recognize clients of other protocols by their first bytes, so that a log line can name their mistake."""
 
 TLS_HANDSHAKE = b"\x16\x03"
 """The first bytes of a TLS connection (RFC 8446): record type 22 (handshake), major version 3."""

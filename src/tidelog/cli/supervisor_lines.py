@@ -46,8 +46,8 @@ def read_serving_line(line: bytes) -> ServingBroker | None:
 
 
 class LineReporter:
-    """Prints events on stdout, one line for each. As text, the end of a broker is not printed, but only logged. If the
-    reader of stdout closes the pipe, the brokers continue.
+    """Prints events on stdout, one line for each, as text or as JSON. The end of a broker is always logged, but it is
+    printed only as JSON. If the reader of stdout closes the pipe, the brokers continue.
     """
 
     def __init__(self, as_json: bool) -> None:

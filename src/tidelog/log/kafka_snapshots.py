@@ -1,4 +1,4 @@
-"""Remove producer snapshots of Kafka that do not show that the records below them are on the disk.
+"""Remove Kafka's producer snapshots if it is not certain that all records below their offsets are on the disk.
 
 Tidelog writes a snapshot only after all records below its offset are durable, and recovery relies on this. When Kafka
 begins a new segment, it writes the snapshot first, and then syncs the closed segment. After a power cut, such a
@@ -22,9 +22,9 @@ def remove_unproved_snapshots(disk: "Disk", directory: str, recovery_point: int)
     """Remove, durably, the snapshots above the recovery point in the log directory `directory`. Must be called before
     the log is opened, and only if Kafka did not stop cleanly. Blocks. Raises OSError.
 
-    A log that was being compacted keeps its snapshots. It may have gaps above the recovery point that are no loss, and
-    without a snapshot after such a gap, recovery would remove the segments after it. The clean offset does not explain
-    these gaps, because Kafka writes it only at the end of a pass.
+    A log that was being compacted keeps its snapshots. Above the recovery point, it may have gaps although no record is
+    lost. Without a snapshot after such a gap, recovery would remove the segments after the gap. The clean offset does
+    not explain these gaps, because Kafka writes it only at the end of a pass.
     """
     names = disk.list(directory)
     kinds = [file_kind(name) for name in names]
@@ -47,8 +47,8 @@ def remove_unproved_snapshots(disk: "Disk", directory: str, recovery_point: int)
 
 def _was_being_compacted(names: list[str], first_base_offset: int) -> bool:
     """Return whether files show that a pass of compaction was running. The replaced files of a pass remain for
-    `file.delete.delay.ms`, which is longer than the interval at which Kafka writes recovery points. Retention also
-    leaves `.deleted` files, but only below the first segment.
+    `file.delete.delay.ms`. By default, this is as long as the interval at which Kafka writes recovery points. Retention
+    also leaves `.deleted` files, but only below the first segment.
     """
     deleted_log = LOG_SUFFIX + DELETED_SUFFIX
     return any(

@@ -110,7 +110,7 @@ def register_broker(
         features=request.features,
     )
     if current is not None and is_same_run:
-        # The broker has sent its registration again, since it did not get the answer or since its addresses changed.
+        # The broker sends its registration again if it did not get the answer, or if its addresses have changed.
         repeated = registered._replace(
             epoch=current.epoch,
             fenced=current.fenced,
@@ -159,8 +159,8 @@ def _has_acknowledged_records(current: BrokerRegistration, request: Registration
     A run may end after its registration and before its epoch is in all directories, for example because a disk is full.
     Such a run was never unfenced, so it has led no partition and acknowledged nothing. If the directories had all
     records when this run was registered, the epoch that they contained at that time (`records_epoch`) also fulfils the
-    first condition. Several such runs may follow each other, and the lowest epoch in the directories may be that of any
-    of them. So every epoch from `records_epoch` to the registered epoch fulfils the first condition.
+    first condition. Several such runs may follow each other, and the lowest epoch in the directories may belong to any
+    of these runs. So every epoch from `records_epoch` to the registered epoch fulfils the first condition.
     """
     if not request.directories or sorted(request.directories) != sorted(current.directories):
         return False
@@ -168,9 +168,9 @@ def _has_acknowledged_records(current: BrokerRegistration, request: Registration
     if not oldest_epoch <= request.previous_epoch <= current.epoch:
         return False
     # It is enough to compare with the boot id of the registered run, even if only an earlier run has acknowledged
-    # records. If this function accepted the registered run because the boot ids were equal, both runs have this boot
-    # id. If it accepted the registered run because all records were synced, the records do not depend on the page
-    # cache at all.
+    # records. If this function accepted the registered run because the boot ids were equal, the earlier run had the
+    # same boot id as the registered run. If it accepted the registered run because all records were synced, the records
+    # do not depend on the page cache at all.
     is_same_boot = request.boot_id != "" and request.boot_id == current.boot_id
     return request.is_synced or current.records_synced or is_same_boot
 
@@ -214,7 +214,7 @@ class Heartbeat(NamedTuple):
     broker_id: int
     broker_epoch: int
     followed: int
-    """The position up to which the broker has applied the journal, exclusive: the roles of its partitions correspond to
+    """The broker has applied all entries of the journal before this position: the roles of its partitions correspond to
     these entries."""
     wants_fence: bool = False
     wants_shutdown: bool = False

@@ -157,7 +157,7 @@ class ZooKeeperStore(RemoteStore):
         raise StoreUnavailable(f"{self._url}: other brokers append to the journal at the same time")
 
     def _check_lease(self, lease: Lease) -> int:
-        """Return the version of the node of the lease's epoch. Raises LeaseLost if the lease has ended."""
+        """Return the version of the node that contains the lease's epoch. Raises LeaseLost if the lease has ended."""
         name = _escaped(lease.name)
         term = self._terms.get(lease)
         if term is None or not term.is_over:

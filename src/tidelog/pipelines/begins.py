@@ -1,5 +1,5 @@
-"""Where the sources of a pipeline can begin. `replay` must know it before it removes a checkpoint, and does not load
-the pipeline's file. So each run stores it in the state directory.
+"""Where the sources of a pipeline can begin. `tidelog pipeline replay` needs this information before it removes a
+checkpoint, but it does not load the pipeline's file. So each run stores the information in the state directory.
 """
 
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import TypedDict
 from tidelog.pipelines.declarations import BEGINS, Pipeline, PipelineError
 
 KINDS = {"earliest": "earliest", "latest": "latest", "time": "a time"}
-"""The values of `begins` of a source, with their names for people."""
+"""The possible values in the `begins` of a source, and the words for them in error messages."""
 
 
 class AcceptedBegins(TypedDict):
@@ -21,8 +21,8 @@ class AcceptedBegins(TypedDict):
 
 
 def begins_of(pipeline: Pipeline) -> dict[str, AcceptedBegins]:
-    """Return where each source can begin, by the name of the function's parameter. A source of the user's own that does
-    not say it may begin anywhere.
+    """Return where each source can begin, by the name of the function's parameter. A source without an attribute
+    `begins` can begin anywhere.
     """
     return {
         parameter: AcceptedBegins(source=source.describe(), begins=sorted(getattr(source, "begins", BEGINS)))
@@ -39,5 +39,6 @@ def check_begin(pipeline: str, accepted: Mapping[str, AcceptedBegins], begin: st
             raise PipelineError(
                 f"pipeline {pipeline}: source {parameter} ({each['source']}) can begin at {possible}, but not at"
                 f" {KINDS.get(kind, kind)}, so nothing was removed: choose another value of --from. If the declaration"
-                f" has changed since the last run: tidelog pipeline reset {pipeline}, and then run it with --from"
+                f" has changed since the last run, use tidelog pipeline reset {pipeline}, and then run the pipeline"
+                " with --from"
             )

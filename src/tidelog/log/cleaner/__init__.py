@@ -1,1 +1,1 @@
-"""Compaction: choose logs that are worth a pass, rewrite their segments in a separate process, swap in new files."""
+"""Compaction: choose logs that are worth a pass, rewrite segments in a separate process, replace the old files."""

@@ -1,9 +1,9 @@
 """The `FileTarget` for a part of an object store's bucket.
 
-An object store cannot rename, but it can do what the protocol of `targets` needs: create the manifest only if there is
-none (a conditional write, `If-None-Match: *`), and copy an object within the store. The copy appears only when its
-content is complete. A staged file never changes, so a repeated copy changes nothing for a reader. The staged files are
-removed after all of them have been copied to their final names.
+An object store cannot rename, but it can do what the steps in the module `targets` need: create the manifest only if
+there is none (a conditional write, `If-None-Match: *`), and copy an object within the store. The copy appears only when
+its content is complete. A staged file never changes, so a repeated copy changes nothing for a reader. The staged files
+are removed after all of them have been copied to their final names.
 """
 
 from collections.abc import Callable
@@ -70,7 +70,7 @@ class BucketTarget(FileTarget):
         newest = self._manifest(batch_id)
         prefix = newest.rpartition("/")[0] + "/"
         with self.store.errors():
-            # The store lists names in their order, and only those after `offset`: normally there is none.
+            # The store lists only names that sort after the name of this manifest. Normally there is none.
             for chunk in obstore.list(self.store.open(), prefix, offset=newest):
                 names = [str(each["path"]).removeprefix(prefix) for each in chunk]
                 if later := [name for name in names if name.endswith(".json")]:

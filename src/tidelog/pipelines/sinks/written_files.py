@@ -95,7 +95,7 @@ def write_files(batch: "DataFrame", store: Store, layout: Layout, sink: str) -> 
 def check_partition_columns(batch: "DataFrame", names: tuple[str, ...], sink: str, *, may_be_all: bool = False) -> None:
     """Raise PipelineError, which names `sink`, if the rows cannot be partitioned by the columns `names`.
 
-    `may_be_all` says whether `names` may contain all columns, because the files also contain the partition columns.
+    `may_be_all`: the files also contain the partition columns, so `names` may contain all columns.
     """
     types = {column.name: column.dataType.simpleString() for column in batch.schema}
     for name in names:
@@ -297,8 +297,8 @@ def split(rows: "pa.Table", names: tuple[str, ...]) -> "Iterator[tuple[tuple[str
 def partition_texts(column: "pa.ChunkedArray") -> "pa.Array":
     """Return the values of a partition column as texts, in the form that Delta prescribes.
 
-    Bytes that are not UTF-8 are replaced by U+FFFD, as Spark does, because names of directories and the logs of tables
-    cannot contain them.
+    Names of directories and the logs of tables cannot contain bytes that are not UTF-8. Such bytes are replaced by
+    U+FFFD, as in Spark.
     """
     import pyarrow as pa
 
@@ -377,7 +377,7 @@ def _statistic(value: object) -> object:
     its type gets no statistics.
     """
     if isinstance(value, datetime):
-        # A year has four digits, as in 0001-01-01; strftime would omit the zeros, and readers cannot parse that.
+        # A year has four digits, as in 0001-01-01. strftime would omit the zeros, and readers cannot parse such a year.
         text = value.replace(tzinfo=None).isoformat(timespec="microseconds")
         return text + ("Z" if value.tzinfo is not None else "")
     if isinstance(value, date):
