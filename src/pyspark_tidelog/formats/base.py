@@ -48,7 +48,7 @@ class Format(ABC):
 
     @abstractmethod
     def encode(self, record: "Column") -> "Column":
-        """Return the binary values of a column of structs. A null struct has a null value."""
+        """Return a binary column: each struct of the column `record`, encoded. A null struct is encoded as null."""
 
     def written_names(self, columns: "StructType") -> list[str]:
         """Return the names of `columns`, the columns of the rows to encode, in the order that `encode` needs.
@@ -92,7 +92,9 @@ def refuse_options(names: Iterable[str], refused: Container[str], function: str,
 
 
 def with_defaults(options: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
-    """Return `options`, with those of `defaults` that are not set. As in Spark, the case of names does not matter."""
+    """Return `options` and those entries of `defaults` whose names are not in `options`. As in Spark, the case of names
+    does not matter.
+    """
     set_names = {name.lower() for name in options}
     return {name: text for name, text in defaults.items() if name.lower() not in set_names} | dict(options)
 

@@ -88,7 +88,7 @@ class ConnectionBounds:
         return connection.open and connection.is_disconnected == was_disconnected
 
     def release(self, connection: "ServerConnection") -> None:
-        """Count no bytes of requests for the connection until the next call of `reserve`."""
+        """Set the size of the connection's unfinished requests to 0. The next call of `reserve` sets it again."""
         if connection.is_disconnected:
             self.frame_bytes -= self._ending.get(connection, 0)
             self._ending[connection] = 0

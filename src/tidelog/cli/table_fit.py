@@ -176,9 +176,9 @@ def column_width_min(table: Table, index: int) -> int:
 
     A column of numbers is wide enough for the widest number. A column of text has at least NAME_WIDTH_MIN cells, or
     fewer if all its texts are shorter. It is also wide enough for the words of its title, and for every word of the
-    texts except lists of numbers. In a column with `breaks` set, only those words of the texts that are numbers have
-    an influence. If names may be shortened, the column is wide enough for the whole title, and the words of the texts
-    have no influence.
+    texts except lists of numbers. If the column has `breaks` set, only the numbers in its texts are kept whole, and
+    the other words of the texts are ignored. If names may be shortened, the column is wide enough for the whole title,
+    and all words of the texts are ignored.
     """
     column = table.columns[index]
     title = column.title if table.shorten else max(column.title.split(), key=cell_width, default="")
@@ -220,7 +220,8 @@ def cell_width(text: str) -> int:
 
 
 def shorten(text: str, width: int) -> str:
-    """Shorten a text to at most `width` cells. The middle is removed, because names usually differ at their ends.
+    """Shorten a text to at most `width` cells. The middle is removed, because names usually differ at the beginning or
+    at the end.
 
     A Chinese character occupies two cells, so the result may be up to two cells narrower than `width`.
     """

@@ -34,8 +34,8 @@ consists of the smallest possible records, the search takes a third of a second.
 HEADERS_PER_STEP = 64
 """Number of batch headers that a search by timestamp reads in one step."""
 MARGIN_BYTES = 8192
-"""Number of bytes that a cold read reads in addition to the fetch's limit. They cover the distance from the index
-entry to the offset."""
+"""Number of bytes that a cold read reads in addition to the fetch's limit. If a cold read begins at the position
+of an index entry, it also reads bytes before the requested offset."""
 
 
 OFFSET_MAX = (1 << 63) - 1
@@ -153,7 +153,7 @@ class LogReader:
         return Slice(segment.file, position, size, first, readable)
 
     def cold_read(self, start: int, bytes_max: int) -> ColdRead | None:
-        """Return a read to run on a thread if `slice` would wait for the disk; None if it would not wait."""
+        """Return a read to be run on a thread, or None if `slice` would not wait for the disk."""
         remembered = self._positions.get(start)
         if remembered is not None:
             segment, position = remembered
@@ -271,7 +271,7 @@ class LogReader:
 
     def max_timestamp_offset(self, start_offset: int) -> Steps[TimestampOffset | None]:
         """Among the records at or after `start_offset`, return the first one with the largest timestamp; None if there
-        are no records. The headers of the batches decide which batch contains it.
+        are no records. The batch of this record is chosen by the timestamps in the headers of the batches.
 
         If no record has a timestamp, the result is the first record, with timestamp -1, as in Kafka. Raises
         CorruptLog.

@@ -28,8 +28,8 @@ WATCH_S: Final = 10.0
 class RemoteStore(ABC):
     """A `Store` whose client blocks the calling thread. A subclass defines the blocking methods.
 
-    The arguments of a blocking method are those of the `Store` method with the same name without the underscore
-    (`_read`: `read`), unless other arguments are listed below.
+    The name of each blocking method is an underscore and the name of a `Store` method (`_read` for `read`). Both
+    methods have the same arguments, unless other arguments of the blocking method are listed below.
     """
 
     entry_bytes_max: int | None = SHARED_VALUE_BYTES_MAX

@@ -99,7 +99,7 @@ class SqliteStore:
             seen = 0 if watch is None else watch.writes
             if await self._run(self._next_position) > position:
                 return
-            # After a write to the log, the next reads follow soon, since the commit may not be readable yet.
+            # After a write to the write-ahead log, read again soon, since the commit may not be readable yet.
             is_written = await self._wait_for_write(watch, seen, delay_s)
             delay_max_s = POLL_MAX_S if watch is None else WATCHED_POLL_MAX_S
             delay_s = POLL_MIN_S if is_written else min(2 * delay_s, delay_max_s)
@@ -112,8 +112,8 @@ class SqliteStore:
         await self._wait_for_write(watch, 0 if watch is None else watch.writes, limit_s)
 
     async def _wait_for_write(self, watch: "FileWatch | None", seen: int, limit_s: float) -> bool:
-        """Wait until `watch.writes` differs from `seen`, but at most for `limit_s`. After a write to the log, also wait
-        for the usual time until the commit can be read. Returns whether the log was written to.
+        """Wait until `watch.writes` differs from `seen`, but at most for `limit_s`. After a write to the write-ahead
+        log, also wait for the usual time until the commit can be read. Returns whether `watch` has noticed a write.
         """
         if watch is None:
             await self._tasks.sleep(limit_s)

@@ -1,8 +1,8 @@
 """Send proposed ISR changes to the controller (AlterPartition, KIP-497). The leaders on this broker propose them.
 
-One request is in flight at a time. It contains the proposals of all waiting partitions. Proposals that arrive during a
-request wait for the next request. If no answer arrives, the proposals are sent again after a pause. This is safe, since
-each proposal names the partition epoch on which it is based.
+One request is in flight at a time. It contains the proposals of all waiting partitions. While it is in flight, new
+proposals wait for the next request. If no answer arrives, the proposals are sent again after a pause. This is safe,
+since each proposal names the partition epoch on which it is based.
 """
 
 import asyncio

@@ -183,8 +183,8 @@ class OfflineReplicas:
                 yield replica, state.partition_epoch
 
     def _led_without_space(self) -> "Iterator[tuple[TopicId, TopicPartition, PartitionState]]":
-        """Yield the partitions that this broker leads or is to lead on a full disk and that another broker can lead,
-        with their newest states.
+        """Yield partitions with their newest states. Each partition fulfils two conditions: this broker leads it, or is
+        to lead it, but the disk is full; and another broker can lead it instead.
         """
         now_s = self._clock.monotonic()
         for partition, since_s in list(self._full.items()):

@@ -55,8 +55,9 @@ def delta(
     the rows are added to the table; without it, they are an error. `storage_options` are passed to deltalake; set
     credentials in the environment instead.
 
-    As a source: the rows of the table, and in a stream the rows that are appended to it. `begin_version` is the version
-    of the table after which a stream begins; without it, a stream begins with all rows.
+    As a source: the pipeline reads the rows of the table. A stream also reads the rows that are appended to the table
+    later. If `begin_version` is set, a stream begins after this version of the table. Otherwise it begins with all
+    rows.
     """
     keys = tuple([key] if isinstance(key, str) else key or ())
     columns = tuple([partition_by] if isinstance(partition_by, str) else partition_by)

@@ -20,7 +20,7 @@ class RemainingLimits:
         self.bytes_left = limit_bytes
 
     def use_bytes(self, count: int) -> None:
-        """Count decompressed bytes. Raises TooLargeDecompressed if they exceed the limit."""
+        """Count decompressed bytes. Raises TooLargeDecompressed if all bytes counted up to now exceed the limit."""
         self.bytes_left -= count
         if self.bytes_left < 0:
             raise too_large(self._limit_bytes)
