@@ -133,7 +133,6 @@ class OfflineReplicas:
                 if reported:
                     await self._report(reported)
                 elif damaged is not None:
-                    logger.warning("damaged log renamed, to be fetched anew partition=%s", damaged)
                     await self._partitions.reconciler.replace_log(damaged, self._may_be_replaced)
                 elif not self._full:
                     return

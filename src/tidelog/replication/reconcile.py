@@ -373,6 +373,7 @@ class Reconciler:
             if key.partition >= len(applied.partitions):
                 return
             if may_be_replaced(topic.partitions[key.partition]):
+                logger.warning("damaged log renamed, to be fetched anew partition=%s", key)
                 config = self._topic_config(self._image, key.topic)
                 await self._remove([(topic, key.partition)], config.file_delete_delay_ms, replaces=True)
                 await self._open_all([(topic, key.partition, config, True)])
