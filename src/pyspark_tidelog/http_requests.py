@@ -40,8 +40,8 @@ class Limits(NamedTuple):
 
     attempts: int
     timeout_s: float
-    """Longest wait for the connection, and for each part of the answer. A body of which parts arrive after this time,
-    counted from the headers, is given up. So the wait for a body is at most about twice this time."""
+    """Longest wait for the connection, and for each part of the answer. The same limit applies to the whole body, from
+    the headers on, but it is checked only after each part. So the wait for a body is at most about twice this limit."""
     answer_bytes_max: int
     first_pause_s: float
     """Upper bound on the pause after the first failure. Each further failure doubles it, up to `pause_max_s`."""
@@ -181,8 +181,8 @@ class _TooLong(Exception):
 
 
 def _content(answer: Any, limits: Limits) -> bytes:
-    """Read the body of an answer. A server that sends a byte now and then cannot prolong this without end: the limit of
-    the whole body is checked after each part, and a part waits for at most the same time.
+    """Read the body of an answer. A server that sends a byte now and then cannot prolong the reading without end: the
+    time limit of the whole body is checked after each part, and the wait for each part has the same limit.
     """
     deadline_s = time.monotonic() + limits.timeout_s
     length = answer.headers.get("Content-Length", "")

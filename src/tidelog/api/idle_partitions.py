@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tidelog.replication.partition import Partition
 
 ABANDONED_MS: Final = 60_000
-"""A follower that restarts, for example, abandons its session. If the session has had no request for this time, in
+"""A follower abandons its session when it restarts, for example. If a session has had no request for this time, in
 milliseconds, the next event in an idle partition makes all partitions of the session active, so that none of them is
 watched any more."""
 
@@ -30,11 +30,13 @@ class CurrentFetch(Protocol):
     """The session's fetch that is not answered yet."""
 
     def add(self, item: "FetchItem", partition: "Partition", *, wakes: bool) -> None:
-        """Remember that this partition has news. `wakes`: a fetch that waits for records must be answered."""
+        """Remember that this partition has news. If `wakes` is true, a parked fetch must read the partition,
+        because this may complete the fetch.
+        """
 
 
 class EndWatchers(Protocol):
-    """See `PartitionFollowers`."""
+    """The part of `PartitionFollowers` that this module uses."""
 
     def watch_ends(self, watcher: "EndWatcher") -> None: ...
     def unwatch_ends(self, watcher: "EndWatcher") -> None: ...
@@ -49,8 +51,8 @@ class IdlePartitions:
         self.current: CurrentFetch | None = None
         self._idle: dict[Partition, FetchItem] = {}
         self._fetch_time = FetchTime()
-        """The times of the session's last requests. Each idle partition's replica has a reference to this object, so
-        that a request counts as the follower's fetch of all idle partitions."""
+        """The times of the session's last two requests. Each idle partition's replica has a reference to this object,
+        so that a request counts as the follower's fetch of all idle partitions."""
         self._follower = follower
         self._watchers = watchers
 

@@ -126,9 +126,9 @@ async def run_broker(
         stop_task = loop.create_task(stop_requested.wait())
         await asyncio.wait((start_task, stop_task), return_when=asyncio.FIRST_COMPLETED)
         if not start_task.done():
-            # The stop was requested while the broker was recovering its log or was waiting for a lease. Stop without
-            # waiting for the end of the start, because the next start can repeat the recovery. But wait until the
-            # broker has released the resources of the start, because this needs the runtime.
+            # The stop was requested while the broker was recovering its log or was waiting for a lease. Cancel the
+            # start, because the next start can repeat the recovery. But wait until the broker has released the
+            # resources that the start had acquired, because their release needs the runtime.
             await cancel_and_wait(start_task)
             if not start_task.cancelled() and start_task.exception() is not None:
                 log.warning("resources of the start not released reason=%s", start_task.exception())

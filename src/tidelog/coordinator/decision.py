@@ -69,8 +69,8 @@ class Decision:
         """The producer in whose open transaction the records are written; `batch` is then set, too. None means that
         the records take effect at once."""
         self.replies: list[tuple[Reply, Any]] = []
-        """Pairs of a reply and its answer. They are sent when `records` and all records below `awaited_offset` are
-        committed."""
+        """Functions that send answers, each with the answer that it sends. They are called when `records` and all
+        records below `awaited_offset` are committed."""
         self.effects: list[Any] = []
         """Values that describe work outside of the core, for example markers to write. The work begins when
         `records` and all records below `awaited_offset` are committed. If the coordinator is loaded again before this

@@ -138,7 +138,7 @@ class SimStream:
 
     def vanish(self, *, notify_peers: bool) -> None:
         """End this side, since its process has ended. With `notify_peers`, the kernel sends RESET to the peer if unread
-        bytes have arrived here, otherwise END. Without it, the peer receives nothing.
+        bytes have arrived here, otherwise END. Without `notify_peers`, the peer receives nothing.
         """
         unread = any(isinstance(item, bytes) for item in self._arrived)
         self._process_ended = True
@@ -301,7 +301,8 @@ class SimStream:
     def _acknowledged_later(self, count: int) -> None:
         """Add an acknowledgement of the peer. It arrives after the network's latency.
 
-        An event for it is scheduled only if bytes wait for the window. Otherwise the next write processes it.
+        An event that processes the acknowledgement is scheduled only if the backlog is not empty. Otherwise the next
+        write processes the acknowledgement.
         """
         acknowledgements = self._acknowledgements
         arrival = self._network.loop.time() + self._network.latency_s(self._other.link)

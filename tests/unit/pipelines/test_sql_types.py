@@ -116,7 +116,7 @@ def test_indexes_of_other_databases(engine: sa.Engine, index: dict[str, Any], mo
     assert table is not None
     monkeypatch.setattr(type(inspector), "get_indexes", lambda *_: [described])
     monkeypatch.setattr(type(inspector), "get_unique_constraints", lambda *_: [{"name": "i", "column_names": names}])
-    with pytest.raises(PipelineError, match=r"create one without a condition, an expression or a prefix \(which i has"):
+    with pytest.raises(PipelineError, match=r"create one without a condition, an expression or a prefix \(unlike i\)"):
         check_table(engine, table, COLUMNS, ["a"], "sql t")
     described["column_names"] = ["a"]
     described.pop("expressions", None)

@@ -56,7 +56,8 @@ def http(
 
     As a sink: the HTTP method of each request is `method`, and the body is a JSON array of up to `rows_per_request`
     rows. With `rows_per_request=1`, the body is the JSON object of one row. `requests_at_once` is the number of tasks
-    that send requests. A request is sent up to `attempts` times, with growing pauses. An attempt may take `timeout_s`.
+    that send requests. A request is sent up to `attempts` times, with growing pauses. In each attempt,
+    the wait for the connection, and the wait for each part of the answer, take at most `timeout_s`.
 
     As a source of a stream: every `interval`, GET requests read pages of JSON until there are no new records. `records`
     names the field of the answer that contains the list of records; dots separate the names of nested fields. Without

@@ -40,9 +40,9 @@ def parquet(
     `partition_by` one file in each directory. A micro-batch of one file becomes visible in one step.
     `storage_options` are options of the object store, with the same names as for `delta()`.
 
-    As a source: the rows of all files, and in a stream also those of new files. The files must appear in the directory
-    by a rename. `schema` is needed if the directory is empty when the pipeline starts. Spark reads the files, so
-    `storage_options` have no effect and are refused.
+    As a source: the rows of all files, and in a stream also the rows of new files. The files must appear in the
+    directory by a rename. `schema` is needed if the directory is empty when the pipeline starts. Spark reads the files,
+    so `storage_options` have no effect and are refused.
 
     Raises PipelineError if the arguments are not consistent.
     """

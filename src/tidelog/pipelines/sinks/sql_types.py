@@ -137,7 +137,7 @@ def check_table(engine: "Engine", table: "Table", columns: "StructType", key: Se
             names = ", ".join(key)
             hint = ""
             if limited:
-                hint = f" without a condition, an expression or a prefix (which {', '.join(limited)} has)"
+                hint = f" without a condition, an expression or a prefix (unlike {', '.join(limited)})"
             raise PipelineError(
                 f"{sink}: the table has no primary key and no unique index on ({names}): create one{hint}"
             )
@@ -164,9 +164,9 @@ def _unique_columns(engine: "Engine", table: "Table", indexes: "Sequence[Reflect
 
 
 def _is_unrestricted(index: "ReflectedIndex") -> bool:
-    """Return whether the index is about the whole values of its columns, in all rows. A unique index with a condition
-    (WHERE), an expression such as lower(name), or a prefix such as name(10) does not make its columns unique, or makes
-    more than its columns unique.
+    """Return whether the index covers all rows and the whole values of its columns. A unique index with a condition
+    (WHERE) does not apply to all rows. A unique index on an expression such as lower(name), or on a prefix such as
+    name(10), may also refuse rows with different names.
     """
     options = index.get("dialect_options", {})
     # The value of _where is a clause or a text, and the value of _length is a dictionary.
@@ -214,8 +214,8 @@ def delete_statement(table: "Table", key: Sequence[str]) -> "Delete":
 def converters(
     columns: "Iterable[StructField]", table: "Table", dialect: str, sink: str
 ) -> Mapping[str, Callable[[Any], Any]]:
-    """For each column, return a function that converts a value of Spark's Row to a value for the database. It raises
-    PipelineError, which begins with `sink`, for a value that the database would change.
+    """For each column, return a function that converts a value of Spark's Row to a value for the database. The function
+    raises PipelineError for a value that the database would change. The error's text begins with `sink`.
     """
     from tidelog.pipelines.sinks.sql_values import checked_converter
 
