@@ -73,7 +73,7 @@ class TransactionalSender:
     def __init__(
         self, client: Client, bootstrap: str, identity: BatchIdentity, decision: Decision, timeout_ms: int
     ) -> None:
-        """`decision` is the last decision about the query that the task has read."""
+        """`decision` is the newest of the query's decisions that the task has read."""
         self._client = client
         self._bootstrap = bootstrap
         self._identity = identity

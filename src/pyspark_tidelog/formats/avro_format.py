@@ -45,12 +45,12 @@ class AvroFormat(Format):
         if subject is not None and (registry is None or schema is not None or schema_id is not None):
             raise OptionError(
                 "format avro: subject has no effect, because it chooses the schema only if there is a registry and"
-                " neither schema nor schema_id is set: leave it out"
+                " neither schema nor schema_id is set: leave subject out"
             )
         if schema_id is not None and schema is not None and not has_header:
             raise OptionError(
                 "format avro: schema_id has no effect, because the schema is given and the values have no header: leave"
-                " it out"
+                " schema_id out"
             )
         self._declared_schema = schema
         self._registry = None if registry is None else registry_of(registry)
@@ -123,7 +123,7 @@ class AvroCodec:
 
     @cached_property
     def columns(self) -> "StructType":
-        """The columns of the schema. A column that rows must have is not nullable."""
+        """The columns of the schema. If every row must have a value in a column, the column is not nullable."""
         return columns_of_schema(self._compiled_schema)
 
     def check(self, columns: "StructType") -> None:
@@ -185,7 +185,7 @@ class AvroCodec:
                     raise UndecodableValue(f"the registry has no schema with the id {schema_id}")
                 self._writers[schema_id] = _fastavro_schema(schema)
             except (SchemaError, UnusableSchema) as error:
-                # Any other exception would fail the task, also when it is repeated: the schema of an id never changes.
+                # The schema of an id never changes. So any other exception would fail the task, and also each retry.
                 raise UndecodableValue(f"the schema with the id {schema_id} cannot be used: {error}") from None
         return self._writers[schema_id], HEADER.size
 

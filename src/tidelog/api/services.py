@@ -65,7 +65,7 @@ class Services:
         quotas: "ClientQuotas",
         connection_quotas: "ConnectionQuotas",
     ) -> None:
-        """`transaction_guard` creates the guard at its first call: most brokers have no transactions."""
+        """`transaction_guard` returns the guard. The first call creates it, because most brokers need no guard."""
         self.runtime = runtime
         self.config = config
         self.metadata = metadata

@@ -30,8 +30,8 @@ GROUP_COORDINATOR_CODES = (
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     ErrorCode.NOT_COORDINATOR,
 )
-"""Errors of the coordinator of a partition of `__consumer_offsets`. The sender of a marker gets NOT_LEADER_OR_FOLLOWER
-instead, as in Kafka: after this error, administrators' clients send the marker again."""
+"""Errors of the group coordinator, which appends the markers to `__consumer_offsets`. The sender of a marker gets
+NOT_LEADER_OR_FOLLOWER instead, as in Kafka: after this error, an admin client sends the marker again."""
 _Codes = dict[Partition, ErrorCode]
 
 

@@ -126,7 +126,7 @@ def remedy(target: ChangeTarget, changes: dict[str, str | None], refusal: str) -
     advice.
     """
     if target.is_all_brokers and ONLY_PER_BROKER in refusal:
-        return "; name the broker with --broker N"
+        return "; choose one broker with --broker N"
     if "restart" in refusal:  # the broker's message itself says that a restart is needed
         return ""
     described = broker_settings.describe_settings(target.client, target.address, str(target.number), list(changes))

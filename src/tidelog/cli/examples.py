@@ -1,4 +1,4 @@
-"""Break the command lines in a command's help so that they can be copied at any width of the terminal."""
+"""Wrap the example command lines in a command's help, so that they can be copied at any width of the terminal."""
 
 import os
 import re
@@ -16,7 +16,7 @@ WORD = re.compile(r"""(?:"[^"]*"|'[^']*'|[^\s"'])+""")
 
 
 def fit_examples(command: Any) -> None:
-    """Break the examples in the help of this command and its subcommands to the width of the current terminal."""
+    """Wrap the examples in the help of this command and its subcommands to the width of the current terminal."""
     # typer determines the width in the same way.
     width = int(os.environ.get("TERMINAL_WIDTH") or shutil.get_terminal_size().columns) - MARGIN
     if command.help:
@@ -26,8 +26,8 @@ def fit_examples(command: Any) -> None:
 
 
 def break_examples(text: str, width: int) -> str:
-    """Break the lines that begin with `$` to `width` characters, including their indentation. All other lines are not
-    changed.
+    """Wrap each example to `width` characters, including its indentation. An example is a line that begins with `$`,
+    with its continuation lines. All other lines are not changed.
     """
 
     def broken(line: re.Match[str]) -> str:
@@ -38,7 +38,7 @@ def break_examples(text: str, width: int) -> str:
 
 
 def break_line(line: str, width: int) -> list[str]:
-    """Break a command line between words, with a backslash at the end of each line except the last.
+    """Wrap a command line between words, with a backslash at the end of each line except the last.
 
     A line is longer than `width` characters only if a single word does not fit into it.
     """

@@ -1,4 +1,4 @@
-"""`tidelog pipeline run`: start Spark, run the pipelines until a signal, and show their figures."""
+"""`tidelog pipeline run`: start Spark, run the pipelines until they end or a signal arrives, and show their figures."""
 
 import os
 import sys

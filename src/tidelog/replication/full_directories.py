@@ -38,9 +38,8 @@ class FullDirectories:
         is unknown."""
         self._without_descriptor: dict[str, None] = {}
         """Directories in which a batch was refused for lack of file descriptors since the last call of `mark_usable`.
-        Such a refusal starts a sync, which frees file descriptors, but other work may use them again at once. Therefore
-        `find_usable` does not return such a directory until there was no such refusal between two calls of
-        `mark_usable`."""
+        Such a refusal starts a sync, which frees file descriptors, but other work may use them again at once. So
+        while a directory is in this dict, `find_usable` does not assume that file descriptors are free."""
         self.on_no_descriptor: Callable[[], None] | None = None
         """Called when a batch was refused because its file could not be opened: no file descriptor was free."""
 

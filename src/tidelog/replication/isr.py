@@ -93,7 +93,7 @@ class FollowerState:
         return self._caught_up_ms if self.session is None else max(self._caught_up_ms, self.session.ms)
 
     def leave_session(self) -> None:
-        """Leave `session`, because the partition may have news. From now on, a fetch counts only if it names the
+        """Leave `session`, because the partition may have changed. From now on, a fetch counts only if it names the
         partition.
         """
         self._fetched_ms, self._caught_up_ms = self.fetched_ms, self.caught_up_ms

@@ -31,7 +31,7 @@ def main() -> None:
     lower_priority()
     gc.disable()  # work on bytes creates almost no reference cycles
     results = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what the work prints goes to standard error, since `results` is the pipe of the frames
+    os.dup2(2, 1)  # print() in a call writes to standard error, because `results` may contain only frames
     calls: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=read_calls, args=(sys.stdin.buffer, calls), daemon=True).start()
     resources = ChildResources(LocalDisk(), time.monotonic, time.sleep)

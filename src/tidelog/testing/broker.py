@@ -112,8 +112,8 @@ class Broker(OwnedByProcess):
     def start(self) -> None:
         """Start the broker, and return when it accepts connections.
 
-        Raises BrokerFailedError with the broker's message. Raises RuntimeError if the broker runs already or belongs
-        to another process.
+        Raises BrokerFailedError with the broker's message if the start fails. Raises RuntimeError if the broker runs
+        already or belongs to another process.
         """
         self._check_owner()
         if self._running is not None:

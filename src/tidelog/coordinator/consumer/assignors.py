@@ -161,8 +161,8 @@ class _UnevenAssignment:
                 self._subscribers[topic_id].append(member_id)
 
     def assign(self) -> dict[str, Target]:
-        # Topics with few subscribers are assigned first. The topics with many subscribers can then even out the
-        # remaining differences.
+        # Topics with few subscribers are assigned first. After that, the topics with many subscribers can balance
+        # the remaining differences.
         topics = sorted(
             (t for t, subscribers in self._subscribers.items() if subscribers), key=lambda t: len(self._subscribers[t])
         )

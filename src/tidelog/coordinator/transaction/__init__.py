@@ -1,1 +1,1 @@
-"""The transaction coordinator (KIP-98, KIP-890): pure decisions about the transactions of one partition."""
+"""Pure decisions of the transaction coordinator (KIP-98, KIP-890) of one partition of `__transaction_state`."""
