@@ -38,7 +38,8 @@ _TRANSACTIONAL = 0x10
 """Bit of the attributes that marks a batch of a transaction."""
 _PRODUCER = Struct(">qhii")
 _PRODUCER_AT = 43
-"""Position of the fields in _PRODUCER: the producer's id and epoch, the base sequence number, the number of records."""
+"""Position in a batch of the fields that _PRODUCER describes: the producer's id and epoch, the base sequence number,
+the number of records."""
 
 Columns: TypeAlias = Mapping[str, pa.Array]
 
@@ -241,8 +242,8 @@ def _valid_text(strings: pa.Array) -> pa.Array:
 
 
 def _timestamps_ms(columns: Columns, now_ms: Callable[[], int]) -> Int64s:
-    """Return the timestamp of each row in milliseconds, rounded down; the current time if it is null. Return an empty
-    array if there is no column of timestamps.
+    """Return the timestamp of each row in milliseconds, rounded down. A row whose timestamp is null gets the current
+    time. Return an empty array if there is no column of timestamps.
     """
     column = columns.get(TIMESTAMP)
     if column is None:

@@ -1,5 +1,5 @@
-"""Data directories that were missing or empty before the start. If the start fails before a client could connect, all
-files that the start has created in them are removed.
+"""Data directories that were missing or empty before the broker's start. If the start fails before a client could
+connect, all files that the start has created in these directories are removed.
 """
 
 from collections.abc import Sequence

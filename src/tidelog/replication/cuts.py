@@ -5,7 +5,7 @@ No flush, retention, compaction swap or move of the same log may run during a cu
 
     freeze       no flush, retention or compaction swap begins; a move is stopped and is restarted after the cut
     sync         only if the log is made empty: the whole log becomes durable
-    checkpoint   offsets are stored durably with which the next start accepts the log in the middle of the cut
+    checkpoint   offsets are stored durably, so that the next start accepts the log even if the cut was interrupted
     cut          a thread cuts the files (log/cut.py)
     start        only if the log was made empty: its new start offset is stored durably
     install      the log, the replica and the checkpoints receive the new end
@@ -239,8 +239,8 @@ class Cuts:
         """Persist a clean offset and a recovery point that are not above the cut. Returns the error if this fails, for
         example because the disk is full.
 
-        Before a log is made empty, a log start offset is persisted with which the next start accepts any part of the
-        log, and makes the log empty if a part is missing (log/cut.py).
+        Before a log is made empty, a log start offset is persisted. With this offset, the next start accepts any part
+        of the log, and makes the log empty if a part is missing (log/cut.py).
 
         With `is_trial`, only find out whether this is possible. The partition is not frozen, and retention may raise
         its log start offset. So no new log start offset is stored, and the recovery point is lowered only in the
@@ -290,8 +290,8 @@ class Cuts:
         return None
 
     async def _store_new_start(self, partition: "Partition", cut: "Cut") -> OSError | None:
-        """If the log was made empty, persist where it begins now. Returns the error if this can be tried again. Raises
-        any other OSError.
+        """If the log was made empty, persist its new start offset. Returns a temporary error, after which the step must
+        be run again. Raises any other OSError.
         """
         if not cut.empties or partition.deleted:
             return None

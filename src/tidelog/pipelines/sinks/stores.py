@@ -18,7 +18,7 @@ DISK_REMEDIES = {
     errno.EPERM: "permit the user of the pipeline to write there",
     errno.EROFS: "mount the file system for writing",
 }
-"""What to do after an error of a file system, by its number."""
+"""What to do after an error of a file system, by the error's number (errno)."""
 
 
 class Store(Protocol):
