@@ -93,8 +93,8 @@ def _candidate_homes() -> list[Path]:
 def _home_of(program: Path) -> Path:
     """Return the Java home to which the program `java` belongs.
 
-    The program may be a script outside of any home, such as the shims of asdf and jenv, that runs the Java of its
-    choice. Then Java itself says where its home is. If it does not, the result has no bin/java.
+    The program may be a script outside of any Java home, for example a shim of asdf or jenv. Such a script chooses a
+    Java and runs it. The home is then read from the output of that Java. If this fails, the result has no bin/java.
     """
     home = program.parent.parent
     if (home / "bin" / "java").exists():

@@ -43,9 +43,9 @@ class Followers(Protocol):
 
 
 def is_peer(services: Services, context: RequestContext, broker_id: int) -> bool:
-    """Return whether another broker, with the id `broker_id`, has sent the request. The connection decides this, since
-    every client can write any broker id into a request. If `services.peer_brokers` is None, every id except this
-    broker's own id is accepted.
+    """Return whether another broker, with the id `broker_id`, has sent the request. The sender is recognised by its
+    connection, since every client can write any broker id into a request. If `services.peer_brokers` is None, every id
+    except this broker's own id is accepted.
     """
     if services.peer_brokers is None:
         return broker_id != services.config.node_id

@@ -111,8 +111,8 @@ class Link:
             time.sleep(remaining_s)
 
     def send(self, message: Message, deadline: float, version_max: int = NEWEST) -> int:
-        """Send a request. Return its number, for `answer`. Also raises ApiNotSupported; this error does not close
-        the link.
+        """Send a request. Return its number, for `answer`. Raises ApiNotSupported, which does not close the link, and
+        the errors that the docstring of this class lists.
         """
         pieces = self._connection.request(message, version_max)
         with _Guard(self):

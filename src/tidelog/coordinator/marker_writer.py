@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.coordinator")
 
 RETRY_DELAY_S = 0.1
-"""Pause before markers that were not written are sent again, in seconds."""
+"""Pause, in seconds, after which unwritten markers are sent again."""
 PARTITIONS_PER_REQUEST_MAX = 2_000
 """Upper bound on the partitions in one request. A transaction with more partitions gets a request of its own."""
 NO_LEADER = -1

@@ -126,7 +126,8 @@ class Segment:
         self._interval = INTERVAL_BYTES
         self._entries_max = self._time_entries_max = NEVER
         self.size_limit = self.roll_timestamp = self.roll_now_ms = NEVER
-        """Limits on the size, on batches' timestamps, and on the clock. Before an append exceeds one, the log rolls."""
+        """Limits on the size, on batches' timestamps, and on the clock. If an append would exceed a limit, the log
+        rolls first."""
         self.clock_confirmed = False
         """Whether the records of the first batch were examined to determine `roll_timestamp`."""
         self.offset_limit = base_offset + INT32_MAX + 1
@@ -158,7 +159,8 @@ class Segment:
     def _undo_creation(self) -> None:
         """Remove the files after a failed creation, durably, so that appends may continue in the previous segment."""
         self._remove_files("")
-        # Otherwise a power cut could bring the empty log file back, and the previous segment may end above its offset.
+        # Otherwise the empty log file could reappear after a power cut. By then, appends may have filled the previous
+        # segment beyond the base offset of that file.
         self._disk.sync_dir(self.path.rpartition("/")[0])
 
     @property
@@ -432,10 +434,10 @@ class Segment:
         """Return where a read that begins at `position` must end, so that it contains only whole batches, at most
         `size_max` bytes, and nothing beyond `end`.
 
-        The result is (position, next offset or -1 if unknown). The read contains at least one batch, even if it is
-        larger than `size_max`. A batch must begin at `position`, and its base offset must not be below `first_offset`.
-        Batches that this process has neither written nor checked are checked now, at most `WALK_BATCHES_MAX` of them,
-        so that a broken sequence is never served. Raises CorruptLog.
+        The result is the end position of the read, and the next offset (-1 if it is unknown). The read contains at
+        least one batch, even if the batch is larger than `size_max`. A batch must begin at `position`, and its base
+        offset must not be below `first_offset`. Batches that this process has neither written nor checked are checked
+        now, at most `WALK_BATCHES_MAX` of them, so that a broken sequence is never served. Raises CorruptLog.
         """
         limit = min(position + size_max, end)
         is_checked = position > self.sound_from or (self._checked_from <= position and limit <= self._checked_to)
@@ -526,9 +528,10 @@ class Segment:
         raise CorruptIndex(f"no batch at {position} ends with offset {last_offset}")
 
     def truncate_to(self, offset: int, start_offset: int) -> int:
-        """Remove every batch that ends at or after `offset`. Returns the offset at which the segment ends now: the end
-        of the last remaining batch, even if compaction had removed the next offsets, because the next start must find
-        the same end. It is at least the log's `start_offset`, unless a removed batch began below that.
+        """Remove every batch that ends at or after `offset`. Returns the new end offset of the segment. It is the end
+        of the last remaining batch, even if compaction had removed the records after this batch: when the log is opened
+        again, the same end must be found. But it is at least the log's `start_offset`, unless a removed batch began
+        below `start_offset`.
 
         Blocks until the cut is durable. If it were not durable, the removed bytes could reappear after a power
         failure, behind the batches that are appended later.

@@ -104,7 +104,7 @@ def _check_proposal(state: PartitionState, broker_id: int, proposal: IsrProposal
     members = [member for member, _ in proposal.isr]
     if not set(members) <= set(state.replicas) or len(set(members)) != len(members) or state.leader not in members:
         raise ApiError(
-            "the ISR must contain the leader, only replicas of the partition, and none of them twice",
+            "the ISR must contain the leader, and may contain other replicas of the partition, each only once",
             ErrorCode.INVALID_REQUEST,
         )
     if proposal.recovery not in (RECOVERED, RECOVERING):

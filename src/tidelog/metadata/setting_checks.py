@@ -88,7 +88,7 @@ def _check_broker_setting(broker: str, setting: str, value: str, config: BrokerC
             f"{setting} cannot be altered while the broker runs: {RESTART_ADVICE}", ErrorCode.INVALID_REQUEST
         )
     if mode is ChangeMode.LIVE_FOR_ONE_LISTENER:
-        text = f"{setting} can be altered only for one listener while the broker runs: listener.name.NAME.{setting}"
+        text = f"while the broker runs, {setting} can be altered only under the name listener.name.NAME.{setting}"
         raise ApiError(text, ErrorCode.INVALID_REQUEST)
     if not broker and mode is ChangeMode.LIVE_FOR_ONE_BROKER:
         text = f"{setting} can be set only for one broker, by its number (tidelog broker config set --broker N)"

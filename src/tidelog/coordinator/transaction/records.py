@@ -90,7 +90,7 @@ class Transaction(NamedTuple):
 
     @property
     def is_epoch_exhausted(self) -> bool:
-        """Whether the client must continue with another producer id. The last epoch is reserved for fencing."""
+        """Whether the client must continue with another producer id. EPOCH_MAX is reserved for fencing."""
         return is_epoch_exhausted(self.producer_epoch)
 
 
