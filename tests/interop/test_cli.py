@@ -562,5 +562,5 @@ def test_something_else_that_listens(monkeypatch: pytest.MonkeyPatch, capsys: py
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert main(["topic", "list", "-b", f"127.0.0.1:{server.getsockname()[1]}"]) == 1
     printed = capsys.readouterr()
-    assert "is that a Kafka broker" in printed.err
+    assert "does a Kafka broker listen at the bootstrap address" in printed.err
     assert (printed.out, printed.err.count("\n")) == ("", 1)

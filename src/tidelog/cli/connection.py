@@ -295,8 +295,8 @@ def client_error(error: "Failure", subject: str = "", *, topic: str = "") -> Com
         if unreachable.remedy:
             return NoAnswerError(f"{about}no answer from the cluster: {one_line(str(error))}")
         return NoAnswerError(
-            f"{about}no answer from the cluster ({one_line(str(error))}): is that a Kafka broker,"
-            " and can its advertised address be reached from here?"
+            f"{about}no answer from the cluster ({one_line(str(error))}): does a Kafka broker listen at the bootstrap"
+            " address, and can its advertised address be reached from here?"
         )
     if not isinstance(error, ApiError):
         return CommandError(f"{about}{one_line(str(error))}")
@@ -340,8 +340,8 @@ def kafka_error(raised: "KafkaException | KafkaError", subject: str = "", *, top
     match error.code():
         case KafkaError._TRANSPORT | KafkaError._TIMED_OUT | KafkaError._ALL_BROKERS_DOWN | KafkaError._RESOLVE:
             return NoAnswerError(
-                f"{about}no answer from the cluster ({one_line(error.str())}): is that a Kafka broker,"
-                " and can its advertised address be reached from here?"
+                f"{about}no answer from the cluster ({one_line(error.str())}): does a Kafka broker listen at the"
+                " bootstrap address, and can its advertised address be reached from here?"
             )
         case KafkaError.UNKNOWN_TOPIC_OR_PART | KafkaError._UNKNOWN_TOPIC:
             return CommandError(about + NO_SUCH_TOPIC)

@@ -3,8 +3,8 @@ scanned.
 
 Recovery starts at the newest producer snapshot, because a snapshot is written only after the records and indexes
 below it are durable. From there, batch headers are replayed. From the recovery point on (or from the snapshot, if
-that is later), CRCs are checked. The module `damage` classifies the first bad batch: a torn tail is cut off and
-logged; any other damage raises CorruptLog.
+that is later), CRCs are checked. The module `damage` classifies the first bad batch as a torn tail or damage:
+a torn tail is cut off and logged; damage raises CorruptLog.
 
 In this module, a closed segment is any segment except the last one, and "flushed" means that data was durable when
 the last process ended.
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.log")
 
 REWRITE_BYTES = 1 << 20
-"""Number of bytes that are written again at once (see `Rewriter`)."""
+"""Number of bytes that `Rewriter` collects before it writes them."""
 
 
 class RecoveryReport(NamedTuple):
@@ -253,7 +253,8 @@ class LogOpener:
         are below this offset.
 
         The removals are durable before the new segment is created. Otherwise another crash could bring the old files
-        back beside new batches: a compacted log may have a gap between them, so the next start would accept them.
+        back beside new batches. In a compacted log, the next start would then accept the old files, because such a log
+        may have gaps.
         """
         # If there is a snapshot at `start_offset`, retention had removed all batches, but the name of the new segment
         # was not durable at the power cut. The producers of the snapshot are complete. In any other case, all producers
@@ -357,8 +358,8 @@ class LogOpener:
         )
         self._flushed_end = max(self._flushed_end, snapshot_offset)
         self._replayed_from = replay_from = max(start_offset, snapshot_offset)
-        # Epochs from here on are read from the batches, because the checkpoint may describe batches that were lost in
-        # the crash.
+        # Epochs from `replay_from` on are read from the batches, because the checkpoint may describe batches that were
+        # lost in the crash.
         self._epochs.truncate_from_end(replay_from)
         first = self._segments.floor(replay_from)
         for index in range(self._segments.floor(start_offset), first):
@@ -378,9 +379,9 @@ class LogOpener:
         return end
 
     def _sync_names(self) -> None:
-        """Make the names in the log's directory durable after a crash, even if nothing was changed now: an earlier
-        start may have been killed after it had removed files. They must not reappear behind batches that are appended
-        later.
+        """After a crash, make the names in the log's directory durable, even if this start has changed nothing: an
+        earlier start may have removed files before it was killed. Another crash must not bring these files back beside
+        batches that are appended later.
         """
         self._disk.sync_dir(self._directory)
         self._segments.active.entry_unsynced = False
@@ -442,7 +443,7 @@ class LogOpener:
         """Scan one segment from `replay_from` on, and return the offset at which it ends.
 
         The scan writes the index entries again. If a torn tail is cut off, all later segments are removed. The batches
-        that were not flushed are written again and made durable. Raises CorruptLog for damage that is not a torn tail.
+        that were not flushed are written again and made durable. Raises CorruptLog for damage (see module `damage`).
         """
         segment.transactions.truncate_to(replay_from)
         start_position, indexes_wrong = segment.keep_indexes_below(replay_from)

@@ -78,7 +78,7 @@ class EtcdStore(RemoteStore):
         self._gateways = {lane: EtcdGateway(url, self._servers) for lane in (CHANGES, LEASES, READS, WATCH)}
         self._discard_before = 0
         """The revision of etcd at the last call of `discard_history`; 0 before the first call."""
-        # Without this call, a watch on a hung server would end only after WATCH_S.
+        # If a server fails, the watch on it is ended. Otherwise a watch on a hung server would end only after WATCH_S.
         self._servers.on_failed = self._gateways[WATCH].interrupt
 
     async def wait(self, position: int) -> None:

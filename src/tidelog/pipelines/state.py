@@ -39,7 +39,7 @@ class Identity(NamedTuple):
     id: str
     """Changes when the pipeline is reset or replayed."""
     begin: str | int | None
-    """Where the queries begin: `earliest`, `latest`, milliseconds since the epoch, or None for the sources' choice."""
+    """Where the queries begin: `earliest`, `latest`, milliseconds since the epoch, or None if each source decides."""
     checkpoints: str | None = None
     """Directory or URI of the checkpoints; None if they are in the state directory."""
 
@@ -76,8 +76,8 @@ class PipelineState:
         return identity
 
     def accepted_begins(self) -> dict[str, AcceptedBegins]:
-        """Return where the sources can begin, as the last run has stored it. An earlier version of Tidelog has not
-        stored it: then, as if the file is damaged, return an empty dictionary.
+        """Return where the sources can begin, as the last run has stored it. If the file is missing or damaged, return
+        an empty dictionary. Earlier versions of Tidelog did not write the file.
         """
         try:
             document = json.loads((self.directory / "begins.json").read_text())
@@ -125,13 +125,14 @@ class PipelineState:
         return self.directory / f"{identity.id}.queries.json"
 
     def letter_writers(self, identity: Identity) -> dict[str, str]:
-        """Return the stored mapping from the parameter of each source to the sink whose query writes the dead letters
-        of this source. Raises PipelineError if the file is damaged.
+        """Return the stored mapping from each source to the sink whose query writes the dead letters of this source.
+        The key is the name of the source's parameter in the pipeline's function. Raises PipelineError if the file is
+        damaged.
         """
         return self._read_texts(self._letters_path(identity), "if the order of the sinks has never changed")
 
     def _read_texts(self, path: Path, removable_if: str) -> dict[str, str]:
-        """Return a file with a JSON object of texts; an empty dictionary if there is no file."""
+        """Return the JSON object of texts in the file `path`; an empty dictionary if there is no such file."""
         try:
             return {str(name): str(text) for name, text in json.loads(path.read_text()).items()}
         except FileNotFoundError:
