@@ -280,7 +280,7 @@ class LogOpener:
         the batches after an older snapshot are replayed. Raises CorruptLog if these batches are damaged, and OSError.
         """
         try:
-            end = self._replayed_from = self._end_of_active()
+            end = self._replayed_from = self._end_of(self._segments.active)
         except CorruptLog as error:
             logger.warning("last shutdown was clean, but the log is recovered reason=%s", error)
             return None
@@ -296,12 +296,12 @@ class LogOpener:
         )
         return end
 
-    def _end_of_active(self) -> int:
-        """Return the log's end offset. Rebuild the active segment's indexes if `_walk_tail` finds them wrong.
+    def _end_of(self, segment: Segment) -> int:
+        """Return the offset at which a segment ends that recovery does not scan: compare its indexes with the end of
+        its log file, and rebuild them if they disagree with the file. Cut off an unwritten end.
 
-        Raises CorruptLog if the log file is damaged.
+        Raises CorruptLog if the log file itself is damaged.
         """
-        segment = self._segments.active
         try:
             return self._walk_tail(segment)
         except (CorruptIndex, FileNotFoundError, CorruptLog) as error:
@@ -363,7 +363,7 @@ class LogOpener:
         self._epochs.truncate_from_end(replay_from)
         first = self._segments.floor(replay_from)
         for index in range(self._segments.floor(start_offset), first):
-            end = self._check_closed(self._segments.items[index])
+            end = self._end_of(self._segments.items[index])
             self._check_no_flushed_gap(self._segments.items[index + 1], end)
         end = self._segments.items[first].base_offset
         index = first
@@ -425,19 +425,6 @@ class LogOpener:
             "you want to continue without the missing records, "
             f"{self._remedy(CLEANER_OFFSETS, self._segments.items[0].base_offset)}",
         )
-
-    def _check_closed(self, segment: Segment) -> int:
-        """Compare the indexes of a closed segment with the end of its log file, because recovery does not scan the
-        segment. Rebuild the indexes if they disagree with the file. Cut off an unwritten end. Return the offset at
-        which the segment ends.
-
-        Raises CorruptLog if the log file itself is damaged.
-        """
-        try:
-            return self._walk_tail(segment)
-        except (CorruptIndex, FileNotFoundError, CorruptLog) as error:
-            segment.rebuild_indexes(str(error))
-            return self._walk_tail(segment)
 
     def _recover_segment(self, segment: Segment, index: int, replay_from: int) -> int:
         """Scan one segment from `replay_from` on, and return the offset at which it ends.
