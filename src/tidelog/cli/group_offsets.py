@@ -453,7 +453,7 @@ def group_names(client: "Client") -> list[str]:
 def committed_offsets(client: "Client", group: str) -> dict[TopicAndPartition, int]:
     """Return the committed offsets of the group, by partition.
 
-    Raises CommandError if one of them cannot be read, because a plan must not leave out a partition.
+    Raises CommandError if one of them cannot be read, because a plan without that offset would be incomplete.
     """
     result = read_commits(client, [group])
     for failure in result.failures.values():
