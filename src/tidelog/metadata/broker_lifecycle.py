@@ -165,7 +165,10 @@ class BrokerLifecycle:
             # `_send_heartbeat` returns True only after the roles of this broker correspond to the metadata on which the
             # controller's answer is based. Before the broker is registered, it leads no partition, and the controller
             # has made no decision about it.
-            if self.broker_epoch < 0 or await self._send_heartbeat():
+            is_current = self.broker_epoch < 0 or await self._send_heartbeat()
+            if not lease.is_valid:
+                return  # lost during the heartbeat; another call of this method belongs to the next lease
+            if is_current:
                 logger.warning("broker lease acquired again node=%d", self._node_id)
                 self._notify(self.on_lease_regained)
                 return
