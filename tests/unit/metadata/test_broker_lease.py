@@ -1,5 +1,5 @@
-"""The lease of a broker that is lost again while the broker still waits for the answer to a heartbeat of an earlier lease:
-what happens to its partitions follows the newest lease only.
+"""The lease of a broker is lost again while the broker waits for the answer to a heartbeat that belongs to an earlier
+lease: what happens to the broker's partitions follows the newest lease only.
 """
 
 import asyncio
