@@ -107,7 +107,7 @@ class RangeReader:
             yield header
 
     def _handle_missing_offset(self) -> None:
-        """Handle a position that is not in the log, and report the loss.
+        """Handle a fetch that failed with OffsetOutOfRange. Report the offsets that are lost, if any.
 
         If the log begins after the position, continue at the beginning of the log. If the log ends before the position,
         end the range. Otherwise the log has changed since the fetch, for example because a new leader had not yet
@@ -150,7 +150,7 @@ class RangeReader:
 
     def _is_overdue(self) -> bool:
         """Return whether no fetch has returned records within the client's `default_api_timeout_ms`. The time begins
-        with the first such call.
+        with the first call of this method after `_empty_since` was set to None.
         """
         now = time.monotonic()
         if self._empty_since is None:

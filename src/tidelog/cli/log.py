@@ -243,7 +243,8 @@ def open_log(path: str) -> "Iterator[tuple[LocalDisk, str]]":
 
 
 def is_log(disk: "LocalDisk", path: str) -> bool:
-    """Return whether a broker wrote the file or directory. Only names are checked, because they determine the format.
+    """Return whether the file or directory can be a broker's. Only names are checked, because the name of a broker's
+    file determines the file's format.
 
     Raises OSError if the path does not exist or cannot be listed.
     """

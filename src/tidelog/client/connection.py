@@ -130,7 +130,7 @@ class ClientConnection:
 
     def _decode_greeting(self, frame: Buffer) -> Message:
         """Decode the response. A broker that does not know the request's version answers in version 0. In all versions,
-        the error code follows the correlation id, which is as long as a size field.
+        the error code follows the correlation id. The length of a correlation id is also SIZE_BYTES.
         """
         if frame[SIZE_BYTES : SIZE_BYTES + 2] == ErrorCode.UNSUPPORTED_VERSION.to_bytes(2, "big"):
             self._expected[0] = self._expected[0]._replace(version=0)

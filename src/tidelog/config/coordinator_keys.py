@@ -25,7 +25,7 @@ KEYS: tuple[Key, ...] = (
         AtLeast(0),
         doc=(
             "For how long the leader of a partition repeats its request to add the partition to a transaction, while "
-            "the end of the producer's last transaction is still being written."
+            "the end of the producer's previous transaction is still being written."
         ),
         effect=True,
         read_only=True,

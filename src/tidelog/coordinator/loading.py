@@ -37,7 +37,7 @@ if TYPE_CHECKING:
             """
 
         def end_transaction(self, producer: Producer, next_offset: int, *, is_commit: bool) -> None:
-            """Replay a marker. Called with LoadOrder.ALL_IN_ORDER only."""
+            """Replay the marker of a transaction. A load calls this only if `load_order` is ALL_IN_ORDER."""
 
     class LogView(Protocol):
         """The part of a partition's log that a load uses."""
@@ -240,7 +240,7 @@ class Loader:
 
 
 class StoredRecord(NamedTuple):
-    """A record in the log. `path` and `position` are the file and the position of its batch."""
+    """A record in the log. `path` is the log file, and `position` is where the record's batch begins in this file."""
 
     key: bytes
     value: bytes | None

@@ -17,7 +17,7 @@ CHANGES_MAX = 1000
 """Maximum number of changes of one entity in a request. There are fewer quota keys than this, so a request with more
 changes repeats keys or contains unknown keys."""
 
-REPEATED_ENTITY = "the request has this entity more than once: only its first entry was executed, if it was valid"
+REPEATED_ENTITY = "the request has several entries for this entity: only the first was executed, if it was valid"
 
 EntityParts = tuple[tuple[str, str | None], ...]
 """An entity in a request: (type, name) pairs. The name None means the default of the type."""

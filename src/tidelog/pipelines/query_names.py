@@ -11,8 +11,8 @@ from tidelog.pipelines.state import Identity, PipelineState
 def query_names(pipeline: Pipeline, state: PipelineState, identity: Identity) -> dict[str, str]:
     """Return the identifier of the query of each declared sink: the stored one, or a new one. Nothing is stored.
 
-    Raises PipelineError if a sink that was written to is not declared any more, and another one is new: it is probably
-    the same sink with another name, whose query would begin again.
+    Raises PipelineError if a sink that was written to is not declared any more, and another sink is new. The new sink
+    is probably the old one with another name, and its query would begin again.
     """
     stored = state.query_names(identity)
     started = state.started_sinks(identity)
@@ -24,8 +24,8 @@ def query_names(pipeline: Pipeline, state: PipelineState, identity: Identity) ->
             f"pipeline {pipeline.name}: its {word} {' and '.join(new)} {verb} new, and earlier runs wrote to"
             f" {' and '.join(missing)}, which the declaration no longer has. If a sink was renamed, all rows would be"
             f" written to it again: restore the name{_advice(pipeline, missing)}, or begin again with: tidelog pipeline"
-            f" replay {pipeline.name} --from TIME. If {missing[0]} is given up, remove"
-            f" {state.started_path(identity, missing[0])}"
+            f" replay {pipeline.name} --from TIME. If the sink {missing[0]} was removed on"
+            f" purpose, remove the file {state.started_path(identity, missing[0])}"
         )
     return {sink: stored.get(sink) or query_name(pipeline, sink, identity) for sink in pipeline.sinks}
 
@@ -38,5 +38,5 @@ def query_name(pipeline: Pipeline, sink: str, identity: Identity) -> str:
 
 
 def _advice(pipeline: Pipeline, missing: list[str]) -> str:
-    """Say how to name a sink that was declared without a name, as in sink=delta(...)."""
+    """If a sink that was declared without a name, as in sink=delta(...), is missing, return how to name it, else ""."""
     return f" (sink={{'{pipeline.name}': ...}})" if pipeline.name in missing else ""

@@ -58,8 +58,8 @@ def test_a_renamed_sink_is_refused(state: PipelineState, is_early_version: bool)
         (state.directory / f"{identity.id}.queries.json").unlink()
     message = (
         r"^pipeline totals: its sinks lake and database are new, and earlier runs wrote to totals, .* restore the name"
-        r" \(sink=\{'totals': ...\}\), or begin again with: tidelog pipeline replay totals --from TIME. If totals is"
-        rf" given up, remove {state.started_path(identity, 'totals')}$"
+        r" \(sink=\{'totals': ...\}\), or begin again with: tidelog pipeline replay totals --from TIME. If the sink"
+        rf" totals was removed on purpose, remove the file {state.started_path(identity, 'totals')}$"
     )
     with pytest.raises(PipelineError, match=message):
         query_names(declared("lake", "database"), state, identity)

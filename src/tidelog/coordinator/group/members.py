@@ -124,7 +124,7 @@ class ClassicMembers:
         self.metadata_bytes = 0
         """Estimated memory of all protocols of all members, in bytes."""
         self._votes: dict[str, int] = {}
-        """Number of members that support each protocol."""
+        """For each protocol, the number of members that support it."""
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -197,8 +197,8 @@ class ClassicMembers:
         return previous_reply
 
     def unpark_join(self, member: ClassicMember) -> Reply | None:
-        """Remove the member's parked join and return its reply. The caller must call the reply. Returns None if no
-        join is parked.
+        """Remove the member's parked join and return its reply: a function that the caller must call with the answer.
+        Returns None if no join is parked.
         """
         reply = member.join_reply
         if reply is not None:

@@ -36,7 +36,8 @@ SCHEMA = StructType().add("value", "string").add("path", "string").add("position
 HASHED_BYTES = 1024
 """A hash is made of at most this many bytes at the beginning of a file, and at most this many before a position."""
 MISSING_MAX = 10_000
-"""Upper bound on the files that an offset contains although they are missing. The oldest of them are forgotten."""
+"""Upper bound on the missing files whose positions an offset contains. If more files are missing, the positions of the
+files that have been missing longest are forgotten."""
 BEGINNINGS = "begun"
 """Key in an offset of the stream. An offset describes one micro-batch. The value has the positions from which the
 micro-batch reads these files: in the first micro-batch, each file that is not read from position 0; in any other
@@ -120,7 +121,7 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begins = {name: self._end_of_file(name, path) for name, path in files.items()}
         known_hashes: dict[str, str] = dict(start.get(HASHES, {}))
         adopted = adopt_from_other_devices(files, begins, known_hashes)
-        # Without a hash, a new file with the inode of a missing one could not be told apart from it.
+        # Without a hash, a missing file could not be distinguished from a new file that has the same inode.
         missing = [name for name in begins if name not in files and name in known_hashes][-MISSING_MAX:]
         ends: dict[str, int] = {name: begins[name] for name in missing}
         hashes: dict[str, str] = {name: known_hashes[name] for name in missing}
@@ -209,12 +210,12 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 position += len(line)
 
     def _end_of_file(self, name: str, path: Path) -> int:
-        """Return the position after the last whole line of a file. With the trigger `availableNow`, only lines that it
-        had when the query began are considered.
+        """Return the position after the last whole line of a file. With the trigger `availableNow`, only lines that the
+        file had when the query began are considered.
         """
         with opened(name, path) as stream:
             if stream is None:
-                raise TemporaryError(f"file {path}: it was renamed while the stream looked for its end")
+                raise TemporaryError(f"file {path}: it was renamed while the pipeline searched for the file's end")
             end = size_of(stream) if self._sizes is None else self._sizes.get(name, 0)
             return end_of_lines(stream, path, 0, end, bounded=False)
 
