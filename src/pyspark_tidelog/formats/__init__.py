@@ -63,9 +63,9 @@ def avro(
 def protobuf(message: Any, descriptors: str | Path | bytes | None = None, *, header: bool = False) -> Format:
     """Return the format of Protobuf, one message in each value.
 
-    `message` is a generated class, or the full name of a message in `descriptors`: a file descriptor set
-    (`protoc --descriptor_set_out --include_imports`) as a path or as bytes. With `header`, values can be read but not
-    written, and each value begins with Confluent's header: a zero byte, the id of a schema and the indexes of the
+    `message` is a generated class, or the full name of a message in `descriptors`. `descriptors` is a file descriptor
+    set (`protoc --descriptor_set_out --include_imports`) as a path or as bytes. With `header`, values can be read but
+    not written, and each value begins with Confluent's header: a zero byte, the id of a schema and the indexes of the
     message in its file.
     """
     from pyspark_tidelog.formats.protobuf_format import ProtobufFormat

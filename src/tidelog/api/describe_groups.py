@@ -1,5 +1,6 @@
 """DescribeGroups (key 15), v0-6. v3: authorized operations (KIP-430); v4: group instance ids (KIP-345); v6:
-GROUP_ID_NOT_FOUND (KIP-1043) for a group that does not exist. Older versions return only the state Dead.
+GROUP_ID_NOT_FOUND (KIP-1043) for a group that does not exist. For such a group, older versions return the state
+Dead without an error.
 
 This API describes only classic groups. A group of the consumer protocol is treated as if it did not exist.
 """

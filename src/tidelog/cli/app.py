@@ -1,5 +1,5 @@
 """The table of commands, and the function that runs a command. The function imports the command's module, and converts
-an error of the command into one line on stderr and an exit code.
+an error of the command into a message on stderr and an exit code.
 """
 
 import errno
@@ -116,7 +116,7 @@ def tidelog(
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code.
 
-    An error of the command is printed as one line on stderr. Nothing is printed for a closed pipe or Ctrl-C. Any
+    The message of a command's error is printed on stderr. Nothing is printed for a closed pipe or Ctrl-C. Any
     other exception is a defect of Tidelog and is raised.
     """
     escape_unencodable_output()

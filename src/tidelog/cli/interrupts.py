@@ -74,7 +74,7 @@ def record_interrupts(*, second_raises: bool = True) -> Iterator[Interrupts]:
 
     previous_handlers = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
     for number, handler in previous_handlers.items():
-        if handler is not signal.SIG_IGN:  # a signal that a shell's background job ignores remains ignored
+        if handler is not signal.SIG_IGN:  # for example SIGINT in a shell's background job: it remains ignored
             signal.signal(number, record)
     try:
         yield interrupts

@@ -1,6 +1,6 @@
-"""Show the figures of running pipelines. On a terminal, they are a table that is redrawn. In a pipe or a file, a line
-is written when a micro-batch has ended or the state of a pipeline has changed. With --json, these lines are written as
-JSON, even on a terminal.
+"""Show the figures of running pipelines. If stdout is a terminal, the figures are a table that is redrawn. If stdout is
+a pipe or a file, a line is written when a micro-batch has ended or the state of a pipeline has changed. With --json,
+these lines are written as JSON, even on a terminal.
 """
 
 import sys
@@ -195,5 +195,5 @@ def status_table(statuses: Sequence[PipelineStatus]) -> Table:
 
 
 def behind_s(lag_ms: int) -> float:
-    """Convert to seconds. Fractions of a second remain only for less than 10 seconds."""
+    """Convert the lag to seconds. A lag of 10 seconds or more is rounded down to whole seconds."""
     return lag_ms / 1000 if lag_ms < 10_000 else lag_ms // 1000

@@ -65,8 +65,8 @@ class LeaderEpochs:
     def end_offset_for(self, epoch: int, log_end_offset: int) -> EpochEnd:
         """Return the end of `epoch`, in a log that ends at `log_end_offset`.
 
-        An epoch above all known epochs is unknown. An epoch below all known epochs ends at the start of the first
-        known epoch.
+        For an epoch above all known epochs, the result is (-1, -1). An epoch below all known epochs ends at the start
+        of the oldest known epoch.
         """
         if epoch == UNDEFINED_EPOCH or not self._epochs or epoch > self._epochs[-1]:
             return EpochEnd(UNDEFINED_EPOCH, UNDEFINED_OFFSET)
@@ -78,8 +78,8 @@ class LeaderEpochs:
         return EpochEnd(self._epochs[after - 1], self._starts[after])
 
     def end_offset_at_leader(self, epoch: int, leader_epoch: int, epoch_start: int, log_end_offset: int) -> EpochEnd:
-        """Return the result of `end_offset_for` on a leader. Its own epoch, `leader_epoch`, began at `epoch_start`,
-        even if the log has no record of this epoch yet.
+        """Return the end of `epoch` in the log of a leader. The leader's own epoch, `leader_epoch`, began at
+        `epoch_start`, even if the log has no record of this epoch yet.
         """
         if epoch == leader_epoch:
             return EpochEnd(epoch, log_end_offset)

@@ -1,8 +1,8 @@
 r"""A child process of low priority for long computations: the broker's side of the pipe.
 
-The first call starts the process. `LoopTasks` ends it after some time without a call. The child exits when the pipe is
-closed, so it never runs longer than the broker, even if the broker is killed. Frames in both directions consist of kind
-(1 byte), length (uint32) and content.
+A call starts the process if it is not running. `LoopTasks` ends it after some time without a call. The child exits when
+the pipe is closed, so it never runs longer than the broker, even if the broker is killed. Frames in both directions
+consist of kind (1 byte), length (uint32) and content.
 
     broker -> child   C  MODULE:FUNCTION \n request
     child -> broker   R  one result       D  done       F  one line: the reason of the failure

@@ -105,8 +105,8 @@ class SimClient(AsyncLink):
     ) -> tuple[PartitionData, list[Record]]:
         """Fetch one partition. Returns its part of the response, and the records at and after `offset`.
 
-        The broker waits up to `wait_ms` for the first byte. `leader_epoch` is the epoch of the leader that the client
-        knows; -1 accepts any.
+        The broker waits up to `wait_ms` for the first byte. `leader_epoch` is the leader epoch that the client knows.
+        With -1, the broker does not check it.
         """
         requested = FetchPartition(
             partition=partition,

@@ -193,7 +193,7 @@ def check_epoch(member: Member, epoch: int, reported: ReportedPartitions | None)
     may_have_missed_response = epoch < member.epoch and epoch == member.previous_epoch
     if not may_have_missed_response or reported is None or not _is_subset(reported, member.owned):
         raise ApiError(
-            f"member epoch {epoch} is not {member.epoch}: give up all partitions and join again",
+            f"member epoch {epoch} is not the current epoch {member.epoch}: give up all partitions and join again",
             ErrorCode.FENCED_MEMBER_EPOCH,
         )
 
