@@ -352,8 +352,12 @@ class _Life:
 
     async def _earliest(self, client: ClusterClient, partition: TopicPartition, until_s: float) -> int | None:
         """Return the log start offset; None if the life has ended."""
-        first = partial(operations.list_offsets, client.cluster, BACKOFF, {partition: operations.EARLIEST}, 0)
-        listed = await self.call(client, first, until_s)
+        return await self._offset(client, partition, operations.EARLIEST, until_s)
+
+    async def _offset(self, client: ClusterClient, partition: TopicPartition, time: int, until_s: float) -> int | None:
+        """Return the offset of `time`, EARLIEST or LATEST; None if the life has ended."""
+        ask = partial(operations.list_offsets, client.cluster, BACKOFF, {partition: time}, 0)
+        listed = await self.call(client, ask, until_s)
         return None if listed is None else listed[partition].offset
 
     def _decode(self, partition: TopicPartition, data: Buffer) -> list[Batch]:
@@ -442,9 +446,16 @@ class _Life:
                 written = await writer.write(identity, self._clock_ms(), partition)
             position = await self._earliest(client, partition, forever) or 0
             everything: list[Record] = []
-            while batches := await self._fetch(client, "checker", partition, position, forever):
+            # Even without faults, a leader may be elected meanwhile, for example if a lease was acquired late. Its high
+            # watermark may be lower than what the earlier leader has acknowledged, and it states no end until then.
+            end = await self._offset(client, partition, operations.LATEST, forever) or 0
+            while position < end:
+                batches = await self._fetch(client, "checker", partition, position, forever)
                 everything += [record for batch in batches for record in batch.records if record.offset >= position]
-                position = batches[-1].last_offset + 1
+                if batches:
+                    position = batches[-1].last_offset + 1
+                else:  # perhaps retention has deleted the records
+                    position = max(position, await self._earliest(client, partition, forever) or 0)
             # Retention may have deleted records since the first request.
             start = await self._earliest(client, partition, forever) or 0
             self._ledger.check_log(partition, everything, start)

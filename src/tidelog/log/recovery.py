@@ -25,7 +25,14 @@ from tidelog.log.batch_scan import (
     headers,
     is_unwritten,
 )
-from tidelog.log.checkpoints import CLEANER_OFFSETS, LEADER_EPOCHS, LOG_START_OFFSETS, RECOVERY_POINTS, parse_epochs
+from tidelog.log.checkpoints import (
+    CLEANER_OFFSETS,
+    LEADER_EPOCHS,
+    LOG_START_OFFSETS,
+    RECOVERY_POINTS,
+    format_epochs,
+    parse_epochs,
+)
 from tidelog.log.damage import check_torn_tail
 from tidelog.log.errors import CorruptLog
 from tidelog.log.indexes import CorruptIndex
@@ -34,7 +41,7 @@ from tidelog.log.leftovers import DirectoryFiles, settle_files
 from tidelog.log.producer_snapshot import encode_snapshot
 from tidelog.log.producer_state import ProducerState
 from tidelog.log.replay import replay_batch
-from tidelog.log.segment import NO_TIMESTAMP, Segment
+from tidelog.log.segment import NO_TIMESTAMP, TEMPORARY_ERRORS, Segment
 from tidelog.log.segment_list import SegmentList
 from tidelog.log.snapshots import Snapshots, load_producers, restore_producers
 from tidelog.wire.batches import LENGTH_END
@@ -89,6 +96,8 @@ class LogOpener:
         self._now_ms = now_ms
         self._segments = SegmentList([])
         self._epochs = LeaderEpochs()
+        self._stored_epochs: list[tuple[int, int]] = []
+        """The (epoch, start offset) pairs of the checkpoint."""
         self._producers = ProducerState()
         self._snapshots = Snapshots(disk, directory, [])
         self._flushed_end = 0
@@ -143,6 +152,7 @@ class LogOpener:
         self._snapshots.remove_after(end)
         if must_recover and not is_new:
             self._sync_names()
+            self._forget_lost_epochs(end)
         self._segments.active.configure(self._config)
         report = RecoveryReport(self._scanned, self._truncated)
         return OpenedLog(
@@ -234,10 +244,11 @@ class LogOpener:
         if not files.has_epochs:
             return False
         try:
-            self._epochs = LeaderEpochs(parse_epochs(self._disk.read(path), path))
+            self._stored_epochs = parse_epochs(self._disk.read(path), path)
         except CorruptLog as error:
             logger.warning("leader epochs ignored reason=%s", error)
             return False
+        self._epochs = LeaderEpochs(self._stored_epochs)
         return True
 
     def _rebuild_epochs(self) -> None:
@@ -247,6 +258,22 @@ class LogOpener:
             for _, _, fields in headers(segment.file, 0, segment.size, segment.base_offset):
                 if fields[LEADER_EPOCH] > self._epochs.latest:
                     self._epochs.assign(fields[LEADER_EPOCH], fields[BASE_OFFSET])
+
+    def _forget_lost_epochs(self, end: int) -> None:
+        """Write the checkpoint of leader epochs if it contains epochs whose batches were lost in the crash. On a full
+        disk, the next flush writes it.
+
+        A cut of the log stores epochs while earlier segments are possibly not on the disk yet.
+        """
+        if not any(start >= end for _, start in self._stored_epochs):
+            return
+        try:
+            self._disk.write_atomic(f"{self._directory}/{LEADER_EPOCHS}", format_epochs(self._epochs.entries()))
+        except OSError as error:
+            if error.errno not in TEMPORARY_ERRORS:
+                raise
+        else:
+            self._epochs.dirty = False
 
     def _restart_at(self, start_offset: int) -> None:
         """Remove every segment, and begin an empty log at `start_offset`. The caller has checked that all records

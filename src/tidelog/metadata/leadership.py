@@ -134,12 +134,12 @@ class HeldLease:
         """Renew the lease until it is lost."""
         assert self._ttl_ms is not None
         assert self._term is not None
-        pause_s = self._ttl_ms / 1000 / RENEWALS_PER_LEASE
+        pause_s = self._renewal_pause_s(self._ttl_ms, self._term)
         while not self.lost.done():
             await self._pause(pause_s)
             try:
                 await self._renew(self._ttl_ms, self._term)
-                pause_s = self._ttl_ms / 1000 / RENEWALS_PER_LEASE
+                pause_s = self._renewal_pause_s(self._ttl_ms, self._term)
             except LeaseLost as error:
                 self.lose(str(error))
             except (StoreUnavailable, StoreFailed) as error:
@@ -148,6 +148,12 @@ class HeldLease:
                 pause_s = RETRY_S
             except TimeoutError:
                 self.lose(NOT_RENEWED)
+
+    def _renewal_pause_s(self, ttl_ms: int, term: LeaseTerm) -> float:
+        """Return the pause before the next renewal, in seconds. It is shorter if the store has answered late, because
+        the term began when the request was sent.
+        """
+        return min(ttl_ms / 1000 / RENEWALS_PER_LEASE, max(term.remaining_s / 2, RETRY_S))
 
     async def _pause(self, pause_s: float) -> None:
         end_s = self._clock.monotonic() + pause_s

@@ -2,6 +2,7 @@
 offline.
 """
 
+import errno
 import logging
 import struct
 import zlib
@@ -536,3 +537,22 @@ def test_a_start_offset_past_the_end_after_a_clean_shutdown_is_damage() -> None:
     on.log.close(clean=True)
     with pytest.raises(CorruptLog, match="ends at offset 5, below its start offset 9"):
         on.open(clean=True, recovery_point=5, log_start_offset=9)
+
+
+@pytest.mark.parametrize("disk_full", [False, True])
+def test_epochs_whose_batches_were_lost_leave_the_checkpoint_at_the_start(disk_full: bool) -> None:
+    on = LogOnDisk()
+    on.append(b"a")
+    on.append(b"b", leader_epoch=1)
+    on.flush()
+    path = f"{DIRECTORY}/leader-epoch-checkpoint"
+    kept = on.disk.read(path)
+    on.disk.write_atomic(path, b"0\n3\n0 0\n1 1\n2 5\n")
+    if disk_full:
+        on.disk.fail("create", "*leader-epoch-checkpoint.tmp", errno.ENOSPC)
+    on.kill()
+    assert on.log.epochs.entries() == [(0, 0), (1, 1)]
+    assert (on.disk.read(path) == kept) != disk_full
+    on.disk.repair()
+    on.flush()
+    assert on.disk.read(path) == kept

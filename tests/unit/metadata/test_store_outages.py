@@ -222,6 +222,28 @@ def test_a_renewal_that_is_processed_after_the_end_of_the_term_does_not_make_the
     run(scenario)
 
 
+def test_a_lease_whose_acquisition_was_answered_late_is_renewed_in_time() -> None:
+    async def scenario(host: SimHost) -> None:
+        store = SimStore("/metadata", host.runtime.clock, host.runtime.tasks, host.runtime.disk)
+        acquire = store.acquire
+
+        async def acquire_late(name: str, holder: str, ttl_ms: int | None) -> Lease | None:
+            lease = await acquire(name, holder, ttl_ms)
+            await host.runtime.tasks.sleep(45)
+            return lease
+
+        store.acquire = acquire_late  # type: ignore[method-assign]
+        held = await HeldLease.acquire(store, host.runtime, "broker/1", "one", 60_000)
+        assert held is not None
+        renewal = asyncio.create_task(held.renew_until_lost())
+        await host.runtime.tasks.sleep(100)
+        assert held.is_valid
+        held.lose("the test ends")
+        await renewal
+
+    run(scenario)
+
+
 def test_a_stop_during_an_outage_ends() -> None:
     async def scenario(host: SimHost) -> None:
         node, store = await started(host)
