@@ -548,9 +548,10 @@ def test_epochs_whose_batches_were_lost_leave_the_checkpoint_at_the_start(disk_f
     path = f"{DIRECTORY}/leader-epoch-checkpoint"
     kept = on.disk.read(path)
     on.disk.write_atomic(path, b"0\n3\n0 0\n1 1\n2 5\n")
+    on.disk = on.disk.kill()
     if disk_full:
         on.disk.fail("create", "*leader-epoch-checkpoint.tmp", errno.ENOSPC)
-    on.kill()
+    on.open(clean=False)
     assert on.log.epochs.entries() == [(0, 0), (1, 1)]
     assert (on.disk.read(path) == kept) != disk_full
     on.disk.repair()
