@@ -22,7 +22,7 @@ from tidelog.wire.messages.create_topics import CreatableTopic, CreateTopicsRequ
 SEEDS = amount(15, 150)
 SEEDS_TO_FIND_A_FAULT = 20
 FOUND_BY = re.compile(
-    "AnswersAreTrue|NoLostChange|SameImage|OneControllerPerEpoch|Liveness|must not leave a gap|does not follow"
+    "AnswersAreTrue|NoLostChange|SameImage|OneControllerPerEpoch|Liveness|must not leave a gap|contradicts the entries"
 )
 """The promises that the planted faults break."""
 

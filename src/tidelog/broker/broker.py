@@ -476,9 +476,7 @@ class BrokerServer:
             self._bound_sockets.pop(0)
 
     def _guard_leaders(self, metadata: MetadataService) -> None:
-        """Create the `LeaseGuard`: while this broker has no lease, it must not lead partitions that another broker may
-        lead.
-        """
+        """Create the guard: without a lease, this broker must not lead partitions that another broker may lead."""
         lifecycle, partitions = metadata.lifecycle, self.services.partitions
         assert lifecycle is not None
         guard = LeaseGuard(partitions, self.runtime.clock.monotonic, lifecycle.session_ms)
@@ -599,5 +597,4 @@ class BrokerServer:
                 remove_created_files, self.runtime.disk, fresh, self.config.data_directories
             )
         except OSError as error:
-            paths = ",".join(self.config.data_directories)
-            logger.warning("new data directories not removed paths=%s reason=%s", paths, error)
+            logger.warning("new data directories not removed paths=%s reason=%s", self.config.data_directories, error)

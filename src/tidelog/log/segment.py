@@ -126,8 +126,7 @@ class Segment:
         self._interval = INTERVAL_BYTES
         self._entries_max = self._time_entries_max = NEVER
         self.size_limit = self.roll_timestamp = self.roll_now_ms = NEVER
-        """Limits on the size, on batches' timestamps, and on the clock. If an append would exceed a limit, the log
-        rolls first."""
+        """Limits on the size, on batches' timestamps, and on the clock. An append that would exceed one rolls first."""
         self.clock_confirmed = False
         """Whether the records of the first batch were examined to determine `roll_timestamp`."""
         self.offset_limit = base_offset + INT32_MAX + 1
@@ -159,8 +158,7 @@ class Segment:
     def _undo_creation(self) -> None:
         """Remove the files after a failed creation, durably, so that appends may continue in the previous segment."""
         self._remove_files("")
-        # Otherwise the empty log file could reappear after a power cut. By then, appends may have filled the previous
-        # segment beyond the base offset of that file.
+        # Otherwise a power cut could restore the empty log file, and the previous segment may end above its offset.
         self._disk.sync_dir(self.path.rpartition("/")[0])
 
     @property
@@ -529,9 +527,8 @@ class Segment:
 
     def truncate_to(self, offset: int, start_offset: int) -> int:
         """Remove every batch that ends at or after `offset`. Returns the new end offset of the segment. It is the end
-        of the last remaining batch, even if compaction had removed the records after this batch: when the log is opened
-        again, the same end must be found. But it is at least the log's `start_offset`, unless a removed batch began
-        below `start_offset`.
+        of the last remaining batch, even if compaction had removed the next offsets, because the next start must find
+        the same end. It is at least the log's `start_offset`, unless a removed batch began below `start_offset`.
 
         Blocks until the cut is durable. If it were not durable, the removed bytes could reappear after a power
         failure, behind the batches that are appended later.

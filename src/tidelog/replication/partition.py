@@ -361,9 +361,7 @@ class Partition:
         """
         replica, log = self.replica, self.log
         if self.deleted or replica.role is not Role.FOLLOWER or replica.leader_epoch != leader_epoch:
-            raise NotLeaderOrFollower(
-                f"this broker does not follow {self.topic}-{self.index} in leader epoch {leader_epoch}"
-            )
+            raise NotLeaderOrFollower(f"{self.topic}-{self.index} is not followed in leader epoch {leader_epoch}")
         end_before, directory = log.log_end_offset, log.directory.rpartition("/")[0]
         try:
             log.append_as_follower(data)
@@ -532,9 +530,7 @@ class Partition:
             raise self._refusal()
 
     def check_log(self) -> None:
-        """Raise StorageError if the partition is offline or being deleted, and UnknownTopicOrPartition if its topic is
-        deleted.
-        """
+        """Raise StorageError if the partition is offline or deleted, or UnknownTopicOrPartition if its topic is."""
         if self.deleted or self.log.failure is not None:
             raise self._refusal()
 
