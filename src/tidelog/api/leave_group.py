@@ -39,8 +39,8 @@ def handle(services: Services, context: RequestContext, request: LeaveGroupReque
 
 
 def _leave_in_steps(services: Services, request: LeaveGroupRequest) -> "Steps[Outcome[LeaveGroupResponse]]":
-    """Remove many members in steps. If one member cannot be removed, the others still are. Other requests may run
-    between two steps.
+    """Remove many members in steps. If one member cannot be removed, the other members are removed nevertheless. Other
+    requests may run between two steps.
 
     If the coordinator refuses one step, its error is the answer to the whole request, so that the client searches for
     the coordinator again. In the client's next attempt, the members that have already left are unknown, as after a lost

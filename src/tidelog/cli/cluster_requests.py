@@ -124,8 +124,8 @@ def _alter_settings(client: "Client", changes: Mapping[tuple[int, str], Mapping[
     """Set the settings of brokers and topics; None removes a setting. The request that changes a broker's settings is
     sent to this broker.
 
-    Raises CommandError after all requests have been sent. It names every resource that was refused, and every broker
-    that did not answer.
+    If a request fails, the others are still sent, and CommandError is raised at the end. The error names every resource
+    whose change was refused, and every broker that did not answer.
     """
     from tidelog.cli.own_client import ask_each, broker_addresses
     from tidelog.wire.messages.incremental_alter_configs import (

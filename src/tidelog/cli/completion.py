@@ -27,7 +27,7 @@ class Shell(StrEnum):
 def completion(
     shell: Annotated[Shell, typer.Argument(metavar="bash|zsh|fish", show_default=False, help="The shell.")],
 ) -> None:
-    """Print a script that makes a shell complete commands and options.
+    """Print a script with which a shell completes commands and options.
 
     For completion in every new shell, add the example for your shell to its
     start-up file: ~/.bashrc, ~/.zshrc (after the line with compinit), or

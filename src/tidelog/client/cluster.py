@@ -24,7 +24,7 @@ class PartitionLeader(NamedTuple):
     broker_id: int
     """-1 when the partition has no leader."""
     epoch: int
-    """-1 when the broker's version does not send it."""
+    """-1 when the broker's version does not send leader epochs."""
 
 
 class Topic(NamedTuple):
@@ -58,7 +58,8 @@ class Cluster:
 
         If the epoch of a leader is older than the partition's newest known epoch, this leader is ignored (KIP-320). A
         broker that is cut off from the metadata may still name itself as the leader, and would answer as if the newest
-        records did not exist. Without topic ids, the topic could have been created again, so no leader is ignored.
+        records did not exist. If the broker does not send topic ids, no leader is ignored, because a topic that was
+        created again could not be distinguished from the old one.
         """
         self.brokers = {b.node_id: Address(b.host, b.port) for b in response.brokers}
         topic_errors: dict[str, ApiError] = {}

@@ -93,7 +93,7 @@ class TlsFiles(NamedTuple):
     """The certificates and keys for a TLS context; each field may be None."""
 
     authorities_file: str | None = None
-    """A PEM file with CA certificates, or a directory of them."""
+    """A PEM file with CA certificates, or a directory that contains such PEM files."""
     authorities_pem: str | None = None
     """CA certificates as PEM text. If this and `authorities_file` are None, the system's CA certificates are used."""
     certificate_file: str | None = None
@@ -169,12 +169,13 @@ def _scram(sasl: Sasl, hash_name: str, nonce: str) -> Generator[bytes, bytes, No
     server_first = (yield f"n,,{first}".encode()).decode("utf-8", "replace")
     fields = _fields(server_first)
     if not fields.get("r", "").startswith(nonce):
-        raise AuthenticationFailed("the broker's SCRAM answer does not begin with this client's nonce")
+        raise AuthenticationFailed("the nonce in the broker's SCRAM answer does not begin with this client's nonce")
     try:
         iterations = int(fields["i"])
         salt = base64.b64decode(fields["s"], validate=True)
     except (KeyError, ValueError):
-        raise AuthenticationFailed("the broker's SCRAM answer has no salt or no number of iterations") from None
+        reason = "the broker's SCRAM answer has no valid salt, or no valid number of iterations"
+        raise AuthenticationFailed(reason) from None
     if not 0 < iterations <= SCRAM_ITERATIONS_MAX:
         raise AuthenticationFailed(f"the broker requests {iterations} SCRAM iterations, which is out of range")
     salted_password = hashlib.pbkdf2_hmac(hash_name, sasl.password.encode(), salt, iterations)

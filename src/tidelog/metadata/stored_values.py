@@ -1,5 +1,5 @@
-"""Encode and decode the values in the stores for several hosts (ZooKeeper, etcd): entries, leases, and the parts of
-snapshots.
+"""Encode and decode the values in the metadata stores that several hosts share (ZooKeeper, etcd): entries, leases, and
+the parts of snapshots.
 """
 
 import json
@@ -21,7 +21,8 @@ from tidelog.metadata.store import (
 
 ENTRY_FORMAT: Final = 1
 _ENTRY_HEAD = Struct(">BqB")
-"""The head of an entry: its format, its number, and the length of the writer's id. The id and the data follow."""
+"""The head of an entry: its format, its number among the writer's entries, and the length of the writer's id. The
+writer's id and the data follow."""
 WRITER_BYTES_MAX: Final = 255
 
 

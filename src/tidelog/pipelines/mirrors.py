@@ -39,7 +39,7 @@ READ_OPTIONS_REFUSED = {
 }
 """Read options that a mirror sets itself or cannot accept, in lower case, each with the reason or the alternative."""
 WRITE_OPTIONS = ("kafka.batch.size", "kafka.compression.type", "kafka.delivery.timeout.ms")
-"""The options of the sink that a mirror accepts."""
+"""The write options that a mirror accepts."""
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ def _session_with(spark: "SparkSession", pipeline: Pipeline, overrides: Mapping[
         for key, value in (defaults | dict(pipeline.settings) | dict(overrides)).items()
         if spark.conf.isModifiable(key)
     }
-    # A new session costs some seconds, because Spark looks up the data sources in Python again.
+    # A new session costs some seconds, because Spark looks up its Python data sources again.
     if all(spark.conf.get(key, None) == value for key, value in wanted.items()):
         return spark
     session = spark.newSession()

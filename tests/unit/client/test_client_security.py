@@ -74,8 +74,8 @@ def test_scram_as_the_standard_has_it() -> None:
     ("answers", "reason"),
     [
         ([b"r=another,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"], "does not begin with this client's nonce"),
-        ([b"r=rOprNGfwEbeRWgbNEkqOx,s=W22ZaJ0SNY7soEsUEjb6gQ=="], "no salt or no number"),
-        ([b"r=rOprNGfwEbeRWgbNEkqOx,s=@,i=1"], "no salt or no number"),
+        ([b"r=rOprNGfwEbeRWgbNEkqOx,s=W22ZaJ0SNY7soEsUEjb6gQ=="], "no valid salt, or no valid number"),
+        ([b"r=rOprNGfwEbeRWgbNEkqOx,s=@,i=1"], "no valid salt, or no valid number"),
         ([b"r=rOprNGfwEbeRWgbNEkqOx,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=1000000000"], "requests 1000000000"),
         ([SERVER_FIRST, b"v=AAAA"], "does not prove"),
         ([SERVER_FIRST, b"\xff"], "does not prove"),

@@ -128,8 +128,10 @@ class RebalancingGroup:
             self._prepare_rebalance(out, now)
 
     def _members_changed(self, out: Decision, now: Moment) -> None:
-        """Rebalance the remaining members, because a member was removed, or a member id with which no client has joined
-        yet.
+        """Rebalance the remaining members. Called after the removal of a member, or of a member id with which no client
+        has joined yet.
+
+        If the group already waits for joins, only check whether the join phase can end.
         """
         if self.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
             self._prepare_rebalance(out, now)

@@ -145,7 +145,8 @@ def raw_records(data: bytes, count: int, last_offset_delta: int = INT32_MAX) -> 
 
 
 def rebuild_batch(fields: Fields, data: bytes, kept_records: Sequence[RawRecord], horizon_ms: int | None) -> bytearray:
-    """Return the batch of `fields` with only the records `kept_records` of `data`. There must be at least one.
+    """Return a new batch that contains only `kept_records`, which must not be empty. `fields` are the header fields of
+    the old batch, and `data` contains its decompressed records.
 
     If `horizon_ms` is not None, it is a delete horizon and becomes the base timestamp. Raises MalformedMessage.
     """
@@ -180,7 +181,9 @@ def rebuild_batch(fields: Fields, data: bytes, kept_records: Sequence[RawRecord]
 
 
 def empty_batch(fields: Fields) -> bytearray:
-    """Return the batch of `fields` without records. It preserves the range of offsets and the last sequence number."""
+    """Return a batch without records in place of the batch with the header `fields`. The new batch preserves the range
+    of offsets and the last sequence number.
+    """
     attributes = fields[ATTRIBUTES] & (TIMESTAMP_TYPE_BIT | TRANSACTIONAL_BIT | CONTROL_BIT)
     return _encode_batch(fields, attributes, NO_TIMESTAMP, fields[MAX_TIMESTAMP], 0, b"")
 

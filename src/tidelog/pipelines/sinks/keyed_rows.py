@@ -58,8 +58,8 @@ class KeyedRows:
 
 
 def columns_named(condition: str, names: Sequence[str]) -> list[str]:
-    """Return the column that `condition`, in Spark's SQL, consists of, as one of `names`. Return an empty list if the
-    condition is more than a column. As in Spark, the case of names does not matter, and they may be in backticks.
+    """If `condition` (in Spark's SQL) is only the name of a column, return the elements of `names` that are this name.
+    Otherwise return an empty list. As in Spark, the case does not matter, and the name may be in backticks.
     """
     text = condition.strip()
     if len(text) > 1 and text[0] == text[-1] == "`":

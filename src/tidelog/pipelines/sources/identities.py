@@ -1,7 +1,7 @@
 """The identity of the table that the position of a stream belongs to.
 
-Spark stores the positions of a query's sources by their order, and not by their names. A version or a value has a
-meaning only in the table in which it was read. So the position contains the identity of the table.
+Spark stores the positions of a query's sources by their order, and not by their names. A position (a version, a
+snapshot or a value) has a meaning only in the table in which it was read. So it contains the identity of this table.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ def check_table(subject: str, position: Mapping[str, Any], present: str) -> None
 def other_table(subject: str, found: str) -> PipelineError:
     """Return the error of a position that belongs to another table. `found` says what shows this."""
     return PipelineError(
-        f"{subject}: the position of the stream belongs to another table ({found}): the table was removed and created"
-        " again, the declaration names another one, or sources of the pipeline have changed places. Restore it, or"
-        " begin again with: tidelog pipeline replay NAME --from TIME"
+        f"{subject}: the position of the stream belongs to another table ({found}): either the table was removed and"
+        " created again, or the declaration names another table, or the order of the pipeline's sources was changed."
+        " Undo this change, or begin again with: tidelog pipeline replay NAME --from TIME"
     )
