@@ -36,8 +36,8 @@ class Lookup:
         self._isolation = isolation
         self._pattern = TopicPattern(subscription.pattern)
         self.topic_ids: dict[str, str] = {}
-        """The ids of the topics, as hexadecimal texts, from the last answer for each topic. A topic of a broker that
-        does not send ids is not in it."""
+        """The ids of the topics, as hexadecimal texts, from the last answer for each topic. If a broker sends no id
+        for a topic, this dictionary does not contain the topic."""
 
     def partitions(self) -> list[TopicPartition]:
         """Return the partitions that the subscription matches now. A pattern never matches an internal topic. The
@@ -70,8 +70,8 @@ class Lookup:
         return partition.topic in self._pattern.topics_among([partition.topic])
 
     def existing_topic(self, name: str) -> Topic | None:
-        """Return a topic, or None if it does not exist. The request names it, and is repeated before the answer that
-        the topic does not exist is accepted: not every broker knows each topic at once.
+        """Return a topic, or None if it does not exist. Not every broker knows a new topic at once. So if a broker
+        answers that the topic does not exist, the request is repeated before this answer is accepted.
         """
         try:
             topics = self._brokers.topics([name])
@@ -120,7 +120,8 @@ class Lookup:
         else:
             timestamps = bound.timestamps
             _must_name(option + "ByTimestamp", timestamps, partitions)
-        # The ends are requested first: a record that arrives between the two requests is then after the end, and read.
+        # The ends are requested first. So a record that arrives between the two requests is not before the end, and
+        # it will be read.
         ends = self.latest(timestamps) if bound.latest_if_none else {}
         offsets = self._list(timestamps)
         without_record = [tp for tp, offset in offsets.items() if offset < 0]

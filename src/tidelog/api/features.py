@@ -39,8 +39,8 @@ def cluster_features(services: Services) -> dict[str, Feature]:
     """Return the features whose levels the controller finalizes. Returns no features if this broker is not
     registered.
 
-    The registration of a broker that is not part of a cluster contains no features. On such a broker, only the level of
-    transaction.version can be changed.
+    The registration of a broker that is not part of a cluster contains no features. For such a broker, the result
+    contains only transaction.version, since the level of no other feature can be changed.
     """
     image = services.metadata.image
     registration = image.brokers.get(services.config.node_id)

@@ -23,7 +23,7 @@ class ApiEntry(NamedTuple):
     """The lowest version that the handler serves."""
     max_version: int
     advertised_min: int
-    """The lowest version in the response to ApiVersions."""
+    """The lowest version of this API that a response to ApiVersions states."""
     has_effects: bool
     """Whether a request changes state that still exists after its connection is closed."""
 
@@ -160,7 +160,7 @@ class Route:
         return request
 
     def encode_in_steps(self, response: Any) -> Steps[list[Any]]:
-        """Encode a response in steps; see `encode`."""
+        """Encode a response in steps."""
         if self.stepwise_encoder is None:
             self.stepwise_encoder = self.response.stepwise_encoder(self.version)
         pieces: list[Any] = yield from self.stepwise_encoder(response)

@@ -458,10 +458,11 @@ class GroupMember:
         """Find the offset where reading begins, for each partition in `unresolved`.
 
         This is the committed offset. If no offset is committed, the reset policy selects the earliest or the latest
-        offset, or is "error", which raises CommandError. A partition whose offset cannot be listed is reported, and is
-        not read until the group assigns it again: its error is in `unknown_starts`. While a transaction that contains
-        an offset of a partition is open, the partition stays in `unresolved`, because a commit of the transaction
-        changes the committed offset. Raises CommandError if a committed offset cannot be read for another reason.
+        offset. Raises CommandError if this policy is "error". A partition whose offset cannot be listed is reported,
+        and is not read until the group assigns it again: its error is in `unknown_starts`. While a transaction that
+        contains an offset of a partition is open, the partition stays in `unresolved`, because a commit of the
+        transaction changes the committed offset. If any other error prevents reading a committed offset, raises
+        CommandError.
         """
         from tidelog.client.operations import EARLIEST, LATEST
         from tidelog.model.ids import TopicPartition

@@ -51,7 +51,9 @@ def replay(bootstrap: str, *, expiry_ms: int, bursts: int, pause_s: float) -> fl
 
 
 def not_acknowledged(errors: Sequence[object]) -> str:
-    """Return the message for orders that were not acknowledged. It names each error once, with its number."""
+    """Return the message for orders that were not acknowledged. It names each error once, with the number of
+    orders that failed with it.
+    """
     kinds = Counter(map(str, errors))
     reasons = "; ".join(f"{counted(number, 'order')}: {text}" for text, number in kinds.items())
     return f"orders were not acknowledged: {reasons}"

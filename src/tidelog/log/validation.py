@@ -39,8 +39,8 @@ EXAMINED_RECORDS_MAX = 1_000_000
 """Maximum number of records in a batch that is examined. The examination of more records would occupy a thread for
 seconds, and meanwhile it would take half of the event loop's time."""
 STORED_CODECS = {"uncompressed": Codec.NONE, **{c.name.lower(): c for c in Codec if c is not Codec.NONE}}
-"""The codec in which a topic stores its batches, by compression.type. The value `producer` is missing, because then
-batches are stored in the codec of their producer."""
+"""The codec in which a topic stores its batches, by compression.type. The value `producer` is missing: with this
+value, each batch is stored in the codec that its producer has chosen."""
 _ATTRIBUTES = Struct(">h")
 _ATTRIBUTES_AT = 21
 _MAX_TIMESTAMP = Struct(">q")
@@ -77,9 +77,9 @@ class ExaminationResult(NamedTuple):
 Examiner: TypeAlias = "Callable[[memoryview, BatchHeader, LogConfig, int], ExaminationResult]"
 """A function that examines the records of a batch immediately: `examine_inline`, possibly limited by a time budget."""
 Limits: TypeAlias = "bool | ExaminationResult | Examiner"
-"""Whether and how the limits of a topic apply to a client's batch. False: they do not apply. True: they are checked
-with the header, and with the records if that is needed and takes only some ms. Any other value is the result of an
-examination, or the function that examines the records."""
+"""Whether and how the limits of a topic apply to a client's batch. False: they do not apply. True: the header is
+checked. If the records must be examined too, this is done at once, unless it takes longer than some ms. Any other value
+is the result of an examination, or the function that examines the records."""
 
 
 def check_client_batch(
@@ -279,7 +279,7 @@ class _Findings:
             if timestamp == NO_TIMESTAMP:
                 if not has_append_time:
                     continue
-                reason = "a producer may not say LogAppendTime for a record without a timestamp"
+                reason = "a producer must not set LogAppendTime for a record without a timestamp"
             elif earliest <= timestamp <= latest:
                 continue
             else:

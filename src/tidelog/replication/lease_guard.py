@@ -1,12 +1,12 @@
 """Stop leading partitions after the lease of this broker has ended, if another broker may have been elected.
 
-The controller elects a member of the ISR as the new leader. If the ISR is smaller than `min.insync.replicas`, it may
-elect another replica that has all committed records (ELR, KIP-966), so every replica counts as a member below. A member
-that sends a fetch to this broker, in this
-broker's leader epoch, does not lead the partition at that time. So if the last fetch of every other member is at most
-half of the lease's term old, this broker continues to lead the partition, for example while it cannot reach the store.
-Otherwise another member may lead the partition now. If this broker continued to lead it, it could answer with old
-records, or with old committed offsets that the new leader has already replaced.
+The controller elects a member of the ISR as the new leader. If the ISR is smaller than `min.insync.replicas`, the
+controller may elect another replica that has all committed records (ELR, KIP-966). In this case, "member" means any
+replica in the following sentences. A member that sends a fetch to this broker, in this broker's leader epoch, does not
+lead the partition at that time. So if the last fetch of every other member is at most half of the lease's term old,
+this broker continues to lead the partition, for example while it cannot reach the store. Otherwise another member may
+lead the partition now. If this broker continued to lead it, it could answer with old records, or with old committed
+offsets that the new leader has already replaced.
 
 A limit of half the term is safe even if this process was paused. If the lease was renewed regularly, after each third
 of its term, at least two thirds of the term remain when a pause begins. So if a new leader was elected during the

@@ -17,8 +17,10 @@ class Remedies(NamedTuple):
     another_directory: str
 
 
-ON_THE_COMMAND_LINE = Remedies("choose another with --listen HOST:PORT", "choose another with --data DIR")
-IN_PYTHON = Remedies("choose another with host= and port=", "choose another with data=")
+ON_THE_COMMAND_LINE = Remedies(
+    "choose another address with --listen HOST:PORT", "choose another directory with --data DIR"
+)
+IN_PYTHON = Remedies("choose another address with host= and port=", "choose another directory with data=")
 
 
 def explain(error: Exception, directories: Sequence[str], address: str, remedies: Remedies) -> str:

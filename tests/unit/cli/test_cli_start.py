@@ -152,7 +152,7 @@ def os_error(number: int, path: str | None = None) -> OSError:
     [
         (
             os_error(errno.EADDRINUSE),
-            "127.0.0.1:9092 is in use: stop the program that listens there, or choose another with --listen",
+            "127.0.0.1:9092 is in use: stop the program that listens there, or choose another address with --listen",
         ),
         (os_error(errno.EADDRNOTAVAIL), "127.0.0.1:9092 is not an address of this machine"),
         (os_error(errno.EACCES), "no permission to listen on 127.0.0.1:9092"),
@@ -160,8 +160,11 @@ def os_error(number: int, path: str | None = None) -> OSError:
         (os_error(errno.EROFS, "/data"), "/data cannot be written (Read-only file system)"),
         (os_error(errno.ENOSPC), "no space is left for /data (No space left on device): free some space"),
         (os_error(errno.EMFILE), "Too many open files: raise the limit of open files"),
-        (os_error(errno.ENOTDIR, "/data"), "/data is not a directory: choose another with --data DIR"),
-        (os_error(errno.ENOTDIR, "/data/checkpoint"), "/data is not a directory: choose another with --data DIR"),
+        (os_error(errno.ENOTDIR, "/data"), "/data is not a directory: choose another directory with --data DIR"),
+        (
+            os_error(errno.ENOTDIR, "/data/checkpoint"),
+            "/data is not a directory: choose another directory with --data DIR",
+        ),
         (os_error(errno.ENOENT, "/data"), "/data cannot be created (No such file or directory): choose another"),
         (BlockingIOError(errno.EWOULDBLOCK, "x"), "/data is in use by another broker"),
         (socket.gaierror(socket.EAI_NONAME, "Name not known"), "127.0.0.1:9092: unknown host (Name not known)"),

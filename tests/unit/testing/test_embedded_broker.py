@@ -280,8 +280,8 @@ def test_a_start_that_fails_leaves_no_directory_and_says_why_in_python(process: 
         with pytest.raises(BrokerFailedError) as raised:
             broker.start()
     assert str(raised.value) == (
-        f"127.0.0.1:{port} is in use: stop the program that listens there, or choose another with host= and port= "
-        "(port 0 chooses a free port)"
+        f"127.0.0.1:{port} is in use: stop the program that listens there, or choose another address "
+        "with host= and port= (port 0 chooses a free port)"
     )
     assert not list(temporary.iterdir())
     broker.start()  # whoever listened there has gone

@@ -8,9 +8,9 @@ def is_written(sink: str, query: str, stored: int | None, batch_id: int) -> bool
     query, or None. `sink` is the name of the sink in error messages.
 
     Spark repeats only its newest micro-batch. So a target with a higher number means that the checkpoint is older than
-    the target: an older copy of it was restored, or another run of the same query has overtaken this one. The
-    micro-batch then probably has other rows than the one that was written with its number, and they would be lost.
-    Raises PipelineError in this case.
+    the target: an older copy of the checkpoint was restored, or another run of the same query has overtaken this one.
+    Raises PipelineError in this case. If the micro-batch were skipped, its rows would be lost, because the target has
+    probably stored other rows with the number `batch_id`.
     """
     if stored is not None and stored > batch_id:
         raise newer_target(sink, query, stored, batch_id)
@@ -18,10 +18,10 @@ def is_written(sink: str, query: str, stored: int | None, batch_id: int) -> bool
 
 
 def newer_target(sink: str, query: str, stored: int, batch_id: int) -> PipelineError:
-    """Return the error of a target that contains the micro-batch `stored`, although the checkpoint is at `batch_id`."""
+    """Return the error for a target that contains micro-batch `stored`, although the checkpoint is at `batch_id`."""
     return PipelineError(
         f"{sink}: the target contains micro-batch {stored} of query {query}, but the checkpoint of this query continues"
-        f" with micro-batch {batch_id}, so the checkpoint is older than the target, and the rows of its micro-batches"
-        " would be lost: restore the newest state of the checkpoint; if it is lost, begin again with: tidelog pipeline"
-        " replay NAME --from TIME"
+        f" with micro-batch {batch_id}, so the checkpoint is older than the target, and the rows of the next"
+        " micro-batches would be lost: restore the newest state of the checkpoint; if it is lost, begin again with:"
+        " tidelog pipeline replay NAME --from TIME"
     )
