@@ -17,8 +17,8 @@ BEGINNINGS = "@begun"
 micro-batch reads partitions that its start position does not contain. It is not a legal name of a topic, because it
 contains an @."""
 TOPIC_IDS = "@ids"
-"""The key of another additional entry: the id of each topic, as hexadecimal text. It is missing in a position that an
-earlier version of this source or Spark's Kafka source has stored, and with brokers that do not send ids."""
+"""The key of another additional entry: the id of each topic, as hexadecimal text. The entry is missing if the position
+was stored by Spark's Kafka source or by an earlier version of this source, and with brokers that do not send ids."""
 
 Offsets: TypeAlias = dict[TopicPartition, int]
 
@@ -139,7 +139,9 @@ def offsets_of(position: Mapping[str, Any]) -> Offsets:
 
 
 def is_topic(key: str) -> bool:
-    """Return whether a key in the position of a streaming query is a topic, and not that of an additional entry."""
+    """Return whether a key in the position of a streaming query is a topic's name, and not the key of an additional
+    entry.
+    """
     return not key.startswith("@")
 
 

@@ -177,8 +177,8 @@ class Listener:
         return bytearray(size)
 
     def hold(self, buffer: bytearray) -> None:
-        """Called when a request in `buffer` remains in use. If `buffer` is the shared buffer, replace the shared buffer
-        by a new one.
+        """Called if `buffer` contains a request that is still needed in later turns of the loop. If `buffer` is the
+        shared buffer, replace the shared buffer by a new one.
         """
         if self.buffer.obj is buffer:
             self.buffer = memoryview(bytearray(RECEIVE_BUFFER_BYTES))

@@ -70,7 +70,7 @@ def find_hanging_transactions(
         typer.Option(
             "--max-transaction-timeout",
             metavar="DURATION",
-            help="Examine only transactions without a write for this time.",
+            help="Examine only transactions without a write in the last DURATION.",
         ),
     ] = "15m",
     json: AsJson = False,
@@ -110,9 +110,9 @@ def find_hanging_transactions(
 def show_hanging(
     found: HangingTransactions, failures: Sequence[CommandError], max_transaction_timeout: str, *, json: bool
 ) -> None:
-    """Print the hanging transactions, notes about what could not be decided, and the command that ends the first
-    hanging transaction. If no transaction hangs, say how many transactions are open. `failures` are the errors of
-    topics and partitions that could not be searched.
+    """Print the hanging transactions, notes about transactions that may or may not hang and about searches that
+    failed, and the command that ends the first hanging transaction. If no transaction hangs, say how many
+    transactions are open. `failures` are the errors of topics and partitions that could not be searched.
     """
     if json:
         print_json(
@@ -334,7 +334,7 @@ def not_hanging_text(candidate: OpenTransaction, problems: list[str]) -> str:
         return f"it is not known whether the transaction hangs (--force aborts it anyway): {'; '.join(problems)}"
     return (
         f"the transaction of producer {candidate.producer.producer_id} in {candidate.partition} does not hang: its"
-        " coordinator knows it, and can still commit it in other partitions. Abort it as a whole: tidelog transaction"
-        f" list --producer-id {candidate.producer.producer_id} shows the TRANSACTIONAL_ID for tidelog transaction abort"
-        " TRANSACTIONAL_ID (--force aborts it in this partition only)"
+        " coordinator knows it, and can still commit it in other partitions. To abort it as a whole, use tidelog"
+        " transaction abort TRANSACTIONAL_ID; the id is shown by tidelog transaction list --producer-id"
+        f" {candidate.producer.producer_id}. To abort it in this partition only, add --force"
     )

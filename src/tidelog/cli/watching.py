@@ -78,10 +78,10 @@ class Poller(Generic[T]):
         self._stop.set()
 
     def next(self, timeout_s: float) -> PollResult[T] | None:
-        """Return a new result; None if no result arrives within the timeout, or if a call failed because of the
-        cluster.
+        """Return a new result. Return None if no result arrives within the timeout, or if a call after the first
+        result failed because of the cluster.
 
-        If a call failed before the first result, or for a reason other than the cluster, its error is raised.
+        The error of any other failed call is raised.
         """
         try:
             result = self._results.get(timeout=timeout_s)

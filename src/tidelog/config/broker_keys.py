@@ -524,7 +524,7 @@ KEYS: tuple[Key, ...] = (
         LONG,
         None,
         AtLeast(0),
-        doc="Limit on the bytes per second that moves between data directories copy. By default, no limit.",
+        doc="Limit on the bytes per second that are copied to move replicas between data directories. Unset: no limit.",
         effect=True,
         hidden=True,
     ),

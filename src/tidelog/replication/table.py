@@ -55,7 +55,7 @@ class PartitionTable:
 
     def replica(self, topic: str, index: int, epoch: int = ANY_EPOCH) -> "Partition":
         """Return the partition if this broker has a replica of it. Raises the errors of `leader`, but
-        NotLeaderOrFollower only if this broker has no replica, or its log is not open yet.
+        NotLeaderOrFollower only if this broker has no replica, or has not opened the replica's log yet.
         """
         partition = self.get(topic, index)
         partition.check_log()
@@ -63,7 +63,7 @@ class PartitionTable:
         return partition
 
     def is_offline(self, topic: str, index: int) -> bool:
-        """Return whether the partition's log could not be opened, or has failed since."""
+        """Return whether the partition's log could not be opened, or failed after it was opened."""
         partition = self.opened.get((topic, index))
         if partition is None:
             return (topic, index) in self.unopened
@@ -89,11 +89,11 @@ class PartitionTable:
 
     @property
     def offline_count(self) -> int:
-        """Number of partitions whose log could not be opened or has failed since."""
+        """Number of partitions whose log could not be opened, or failed after it was opened."""
         return len(self.unopened) + sum(p.log.failure is not None for p in self.opened.values())
 
     def missing(self, topic: str, index: int) -> ApiError:
-        """Return the error for a partition that is not in the table, or that has just been removed from it."""
+        """Return the error for a partition whose log is not open on this broker, or that has just been deleted."""
         reason = self.unopened.get((topic, index))
         if reason is not None:
             return StorageError(f"{topic}-{index} is offline: {reason}")

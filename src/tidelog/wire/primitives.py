@@ -21,8 +21,8 @@ class MalformedMessage(ValueError):
 
 
 def wrong_record_length(length: int, bytes_left: int) -> MalformedMessage:
-    """Return the error for a record that states `length` bytes. Either the batch has only `bytes_left` bytes left,
-    or `length` is too small for the fields of a record.
+    """Return the error for a record whose length field contains `length`. Either the batch has only `bytes_left`
+    bytes left, or `length` is too small for the fields of a record.
     """
     reason = f"but {bytes_left} are left" if length > bytes_left else "which are too few"
     return MalformedMessage(f"record batch: a record states {length} bytes, {reason}")

@@ -125,8 +125,8 @@ class Resolver:
             self.wake(group.group_id, now_ms)
 
     def refresh(self, group_id: str, now_ms: int) -> None:
-        """Schedule a search through all topics. Such a search is needed after a load, because topics may have changed
-        before the load.
+        """Schedule a search through all topics. Such a search is needed after the coordinator has loaded the group,
+        because topics may have changed before.
         """
         self._changed_topics[group_id] = None
         self.wake(group_id, now_ms)

@@ -50,7 +50,7 @@ class JoinCall(NamedTuple):
     fresh_uuid: str
     """A new random UUID as hexadecimal text, for a member that has no id yet."""
     fresh_id: str = ""
-    """The same UUID as base64 text, for a new member of a group of the consumer protocol."""
+    """The UUID of `fresh_uuid`, but as base64 text, for a new member of a group of the consumer protocol."""
 
     @property
     def rebalance_timeout_ms(self) -> int:
