@@ -53,10 +53,11 @@ def test_the_readmes_say_what_was_measured(readme: str, measured: Table) -> None
     cpu = [by_kafka(measured, *key) for key in measured if key[1] == "cpu s"]
     start_s = measured["start", "s"]["tidelog"]
     idle_mb = measured["start", "idle RSS MB"]["tidelog"]
-    said = [min(throughput), max(throughput), min(cpu), max(cpu), start_s, idle_mb]
-    assert numbers == [round(number, digits) for number, digits in zip(said, (1, 1, 2, 2, 2, 0), strict=True)]
-    latencies = [key for key in measured if key[1].split()[0] in ("rtt", "e2e", "ack")]
-    assert max(by_kafka(measured, *key) for key in latencies) < 1
+    latencies = {key: by_kafka(measured, *key) for key in measured if key[1].split()[0] in ("rtt", "e2e", "ack")}
+    slower = latencies.pop(("bulk produce", "rtt p50 us"))  # the exception that both READMEs name
+    said = [min(throughput), max(throughput), min(cpu), max(cpu), slower, start_s, idle_mb]
+    assert numbers == [round(number, digits) for number, digits in zip(said, (1, 1, 2, 2, 2, 2, 0), strict=True)]
+    assert max(latencies.values()) < 1
 
 
 def test_the_summary_is_what_was_measured(measured: Table) -> None:

@@ -124,13 +124,16 @@ BOMBS: dict[str, tuple[Codec, bytes]] = {
 def test_no_form_goes_beyond_the_limit(name: str) -> None:
     """Neither bytes nor pieces without bytes, which take time."""
     codec, bomb = BOMBS[name]
-    tracemalloc.start()
-    try:
-        with pytest.raises(TooLargeDecompressed):
-            decompress(codec, bomb, LIMIT)
-        assert tracemalloc.get_traced_memory()[1] < 8 * LIMIT
-    finally:
-        tracemalloc.stop()
+    peaks = []
+    for _ in range(3):  # threads of other tests may run in this process, and can only add to a peak
+        tracemalloc.start()
+        try:
+            with pytest.raises(TooLargeDecompressed):
+                decompress(codec, bomb, LIMIT)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert min(peaks) < 8 * LIMIT
 
 
 @pytest.mark.parametrize(
