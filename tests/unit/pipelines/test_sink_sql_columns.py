@@ -215,7 +215,9 @@ def test_a_server_that_is_not_strict_cuts_off_no_text(url: str, table: str) -> N
 
 @pytest.mark.parametrize("values", [pa.array([2**62], UTC_TIME), pa.array([3_000_000], pa.int32()).view(pa.date32())])
 def test_a_year_that_python_does_not_have_names_the_column(url: str, table: str, values: pa.Array) -> None:
-    with pytest.raises(PipelineError, match=rf"^sql {table}: a row has a date or time outside of the .* in column v\. "):
+    with pytest.raises(
+        PipelineError, match=rf"^sql {table}: a row has a date or time outside of the .* in column v\. "
+    ):
         write(url, table, values)
 
 
