@@ -342,7 +342,7 @@ def test_a_deleted_topic_of_the_target_stops_the_mirror(
         create(copier.clusters.target, topic)
     try:
         place = rf"{topic}(-0 \(which now ends at 0, .*\))?"
-        with pytest.raises(PipelineError, match=rf"{place} in the target, .* deleted since"):
+        with pytest.raises(PipelineError, match=rf"{place} in the target, but they are not there"):
             write_batch(opened, 1) if while_open else writer(copier)
         assert (topic in copier.clusters.target_cluster.partition_counts()) == is_created_again
     finally:

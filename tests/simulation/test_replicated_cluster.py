@@ -223,7 +223,7 @@ LOSSES = (
         (cut_to_the_high_watermark, only("kill", "isolated broker"), LOSSES),
         (acknowledge_before_followers_have_it, only("kill"), "AcknowledgedWhenCommitted"),
         (commit_on_the_leader_alone, only("kill"), LOSSES),
-        (let_old_leaders_change_the_isr, only("pause", "cut store link"), "CleanElections|EpochsIncrease|" + LOSSES),
+        (let_old_leaders_change_the_isr, only("isolated broker"), "CleanElections|EpochsIncrease|" + LOSSES),
         (lead_after_the_epoch_has_ended, only("pause", "cut store link"), "OneLeaderPerEpoch|Liveness|" + LOSSES),
         (elect_out_of_the_isr, only("pause", "kill"), "CleanElections"),
         (grow_the_isr_at_once, only("kill", "slow network"), LOSSES),
