@@ -30,7 +30,8 @@ KEYS: tuple[Key, ...] = (
         INT,
         "1048576",
         AtLeast(0),
-        doc="Limit on the bytes of one partition in one fetch of a follower. A larger first batch is still sent.",
+        doc="Limit on the bytes of one partition in one fetch of a follower. The first batch of the whole response is "
+        "sent even if it is larger.",
         effect=True,
         read_only=True,
     ),
@@ -47,7 +48,8 @@ KEYS: tuple[Key, ...] = (
         INT,
         "10485760",
         AtLeast(0),
-        doc="Limit on the bytes of all partitions in one fetch of a follower. A larger first batch is still sent.",
+        doc="Limit on the bytes of all partitions in one fetch of a follower. The first batch of the whole response is "
+        "sent even if it is larger.",
         effect=True,
         read_only=True,
     ),

@@ -104,7 +104,8 @@ def _begin(
     if not allow_factor_change and len(new_replicas) != factor:
         message = f"The replication factor is changed from {factor} to {len(new_replicas)}"
         raise ApiError(message, ErrorCode.INVALID_REPLICATION_FACTOR)
-    # A new replica that an earlier reassignment is still adding is not complete yet, so it also belongs to `adding`.
+    # If an earlier reassignment is still adding one of the new replicas, this replica is not complete yet, so it also
+    # belongs to `adding`.
     complete_replicas = [replica for replica in state.replicas if replica not in state.adding]
     adding = tuple(sorted(replica for replica in new_replicas if replica not in complete_replicas))
     removing = tuple(sorted(replica for replica in state.replicas if replica not in new_replicas))

@@ -33,7 +33,7 @@ _INT_MIN, _INT_MAX = -(1 << 63), (1 << 63) - 1
 
 
 class UncodableType(TypeError):
-    """A type hint contains a type that cannot be encoded. The text names the field."""
+    """A type hint contains a type that cannot be encoded. The error message names the field."""
 
 
 class UncodableValue(ValueError):

@@ -106,7 +106,8 @@ class SimNetwork:
     def stop_process(self, host: str, *, power: bool) -> None:
         """End the host's process.
 
-        With power, the kernel closes its connections. Without power, the peers receive nothing.
+        With `power`, the kernel closes or resets the connections of the process. Without `power`, the host is switched
+        off, and the peers receive nothing.
         """
         process = self._hosts[host]
         assert process is not None
@@ -191,7 +192,7 @@ class SimNetwork:
 
         self.loop.call_system_later(self.latency_s((source, target)), attempt)
 
-    # Called by streams
+    # Called by `SimStream` and `HostNetwork`
 
     def passes(self, source: str, target: str) -> bool:
         return not self._blocked_links or self._blocked_links[source, target] == 0
@@ -303,8 +304,8 @@ class HostNetwork:
             stream.abort()
 
     def kill(self, *, notify_peers: bool) -> None:
-        """End the process. With `notify_peers`, the kernel closes or resets its connections. Otherwise the peers
-        receive nothing.
+        """End the process. With `notify_peers`, the kernel closes or resets the connections of the process. Otherwise
+        the peers receive nothing.
         """
         self.alive = False
         self.listeners.clear()

@@ -118,7 +118,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             subject = "broker" if fixture == "tidelog_broker" else "cluster"
             names = [test.partition("::")[0] for test in (item.nodeid, started.test)]
             smaller = "module"
-            if len(set(names)) == 1:  # a broker for each module would have the same two settings
+            if len(set(names)) == 1:  # both tests are in one module, so the scope `module` would not help
                 names, smaller = [item.nodeid, started.test], "class"
             pytest.fail(
                 f"the tidelog_settings of {names[0]} have no effect: {fixture}_scope is {scope}, and the {subject} was"

@@ -126,5 +126,5 @@ def test_a_column_that_was_added_again_has_none_of_the_old_values(tmp_path: Path
     with lake.table().update_schema() as update:
         update.add_column("id", LongType())
     assert [row["id"] for row in lake.read()] == [None] * 4
-    with pytest.raises(TemporaryError, match="a column was dropped, and another one was added with its name"):
+    with pytest.raises(TemporaryError, match="a column was dropped, and another one was added with the same name"):
         stream.partitions({}, stream.latestOffset({}, None))  # type: ignore[arg-type]

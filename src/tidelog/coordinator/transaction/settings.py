@@ -11,8 +11,8 @@ BYTES_MAX = 256 << 20
 """Maximum size of all transactions in one partition of `__transaction_state`, in bytes, as `size_of` estimates
 it. Beyond this size, new transactional ids and more partitions are refused."""
 BROKER_BYTES_MAX = 1 << 30
-"""Maximum size of all transactions of a broker, estimated in the same way. A client with random ids reaches every
-partition, so without this limit it could use BYTES_MAX in each of them."""
+"""Maximum size of all transactions of a broker, in bytes, as `size_of` estimates it. A client with random ids reaches
+every partition, so without this limit it could use BYTES_MAX in each of them."""
 
 
 class TransactionMemory:

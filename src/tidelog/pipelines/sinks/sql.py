@@ -55,8 +55,8 @@ def sql(
 
     As a source of a stream: `incrementing` is a column whose values grow with each new row. Its alternative `timestamp`
     is a column with the time of the last change of a row. A row is read when its timestamp is older than `delay`. A
-    micro-batch has at most `rows_per_batch` rows, or more if its last row and further rows have the same value in this
-    column.
+    micro-batch has at most `rows_per_batch` rows. It has more only if its last row and further rows have the same
+    value in the column `incrementing` or `timestamp`.
 
     `options` are arguments of SQLAlchemy's `create_engine`.
     """
@@ -226,8 +226,9 @@ class OpenedSql:
     def _is_written(self, batch_id: int) -> bool:
         """Return whether the database contains the micro-batch.
 
-        Raises PipelineError if it contains a later one. It also stores the numbers of micro-batches without rows, so
-        this raises PipelineError, too, if it lacks the micro-batch before this one: an older copy of it was restored.
+        Raises PipelineError if the database contains a later micro-batch. Each micro-batch stores its number, even if
+        it has no rows. So PipelineError is also raised if the stored number is smaller than the number of the previous
+        micro-batch: an older copy of the database was restored.
         """
         sink, last = self._sink.describe(), self._last_batch()
         if 0 <= last < batch_id - 1:

@@ -97,7 +97,9 @@ class IcebergHistory:
         return _spark_columns(self.table())
 
     def newest(self) -> tuple[str, str]:
-        """Return the newest snapshot, or NO_SNAPSHOT, and the id that the table got when it was created."""
+        """Return the id of the newest snapshot (NO_SNAPSHOT if there is none), and the id that the table got when it
+        was created.
+        """
         table = self.table()
         snapshot = table.current_snapshot()
         return NO_SNAPSHOT if snapshot is None else str(snapshot.snapshot_id), str(table.metadata.table_uuid)
@@ -124,7 +126,7 @@ class IcebergHistory:
         from pyiceberg.table.snapshots import Operation
 
         table = self.table()
-        if end == NO_SNAPSHOT:  # an early version of Tidelog has planned this
+        if end == NO_SNAPSHOT:  # only an early version of Tidelog has planned micro-batches with this end
             raise other_table(f"iceberg {self.name}", f"it is snapshot {begin}, and the table has no snapshot")
         snapshots: list[Snapshot] = []
         identifier: int | None = int(end)
@@ -206,7 +208,8 @@ class IcebergStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return {"begin": begin, "snapshot": newest, TABLE: table_id}
         label = f"iceberg {self._history.name}"
         check_table(label, start, table_id)
-        if newest == NO_SNAPSHOT != start["snapshot"]:  # an earlier version of Tidelog has stored no id
+        if newest == NO_SNAPSHOT != start["snapshot"]:
+            # An earlier version of Tidelog has stored `start` without a table id, so `check_table` has accepted it.
             raise other_table(label, f"it is snapshot {start['snapshot']}, and the table has no snapshot")
         return start if start["snapshot"] == newest else {"snapshot": newest, TABLE: table_id}
 
@@ -245,7 +248,7 @@ class _FileRows:
         if TableColumns.of(table).names() != self._columns.names():
             raise TemporaryError(
                 f"{self._label}: the columns of the table have changed: a column was dropped, and another one was added"
-                " with its name and type. The pipeline has to start again to read the present columns"
+                " with the same name and type. The pipeline has to start again to read the present columns"
             )
 
     def read(self, file: IcebergFile) -> "Iterator[pa.RecordBatch]":
@@ -258,7 +261,8 @@ class _FileRows:
 
         file_io = load_file_io(self._properties, self._location)
         with file_io.new_input(file.path).open() as stream:
-            # Times of the type INT96, as older Sparks write them, would be nanoseconds: only the years 1677 to 2262.
+            # Older versions of Spark write times as INT96. Without this option, PyArrow would read them as
+            # nanoseconds, which can represent only the years 1677 to 2262.
             parquet = pq.ParquetFile(stream, coerce_int96_timestamp_unit="us")
             projection = self._columns.projection(parquet.schema_arrow)
             names = projection.stored_names(parquet.schema_arrow, self._schema)

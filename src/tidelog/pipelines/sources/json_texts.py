@@ -1,11 +1,11 @@
-"""Finds the texts of values in a JSON document. A number in such a text has all digits that the document has."""
+"""Finds the texts of values in a JSON document. A number in such a text keeps all its digits from the document."""
 
 import json
 import re
 
 BLANKS = re.compile(r"[ \t\n\r]*")
 LINE_BREAK = re.compile(r"[ \t]*[\n\r][ \t\n\r]*")
-"""In JSON, line breaks are only between values: a text contains them as escapes."""
+"""In JSON, a line break is only between tokens: inside a string, it is written as an escape."""
 SURROGATE = re.compile("[\ud800-\udfff]")
 DECODER = json.JSONDecoder()
 
@@ -38,8 +38,8 @@ def with_escapes(text: str) -> str:
 
 
 def _value_of(document: str, at: int, name: str) -> int:
-    """Return the position of the value of field `name` in the object at position `at`. As in Python's json, the last
-    one of several fields with this name counts.
+    """Return the position of the value of field `name` in the object at position `at`. If the object has several
+    fields with this name, the last one is used, as in Python's json.
     """
     found = at
     at = _end_of_blanks(document, at + 1)
