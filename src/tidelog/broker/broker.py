@@ -592,9 +592,8 @@ class BrokerServer:
 
     async def _remove_created_files(self, fresh: FreshDirectories) -> None:
         """Remove the files that the start has created. The directories are locked, so no other broker uses them."""
+        run_blocking, disk, paths = self.runtime.tasks.run_blocking, self.runtime.disk, self.config.data_directories
         try:
-            await self.runtime.tasks.run_blocking(
-                remove_created_files, self.runtime.disk, fresh, self.config.data_directories
-            )
+            await run_blocking(remove_created_files, disk, fresh, paths)
         except OSError as error:
-            logger.warning("new data directories not removed paths=%s reason=%s", self.config.data_directories, error)
+            logger.warning("new data directories not removed paths=%s reason=%s", ",".join(paths), error)

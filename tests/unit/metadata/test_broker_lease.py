@@ -54,6 +54,13 @@ class Stage:
         while self.lease is lease or len(self.heartbeats) == count:
             await asyncio.sleep(0.01)
 
+    async def lose_two_leases(self) -> list[asyncio.Future[Any]]:
+        """Return the unanswered heartbeats of the two leases after them, the earlier one first."""
+        await self.lose_lease()
+        await self.lose_lease()
+        assert len(self.heartbeats) == 2
+        return self.heartbeats
+
     @property
     def lease(self) -> HeldLease:
         lease = self.lifecycle._lease
@@ -73,9 +80,7 @@ def on_stage(scenario: Callable[[Stage], Coroutine[Any, Any, None]]) -> None:
 
 def test_a_refused_heartbeat_of_an_earlier_lease_does_not_stop_a_broker_with_a_new_lease() -> None:
     async def scenario(stage: Stage) -> None:
-        await stage.lose_lease()
-        await stage.lose_lease()
-        earlier, newest = stage.heartbeats
+        earlier, newest = await stage.lose_two_leases()
         newest.set_result(ACCEPTED)
         await asyncio.sleep(0.1)
         assert stage.events[-1] == "regained"
@@ -90,9 +95,7 @@ def test_a_refused_heartbeat_of_an_earlier_lease_does_not_stop_a_broker_with_a_n
 @pytest.mark.parametrize("newest_answer", [ACCEPTED, REFUSED])
 def test_an_accepted_heartbeat_of_an_earlier_lease_does_not_let_the_broker_lead(newest_answer: Any) -> None:
     async def scenario(stage: Stage) -> None:
-        await stage.lose_lease()
-        await stage.lose_lease()
-        earlier, newest = stage.heartbeats
+        earlier, newest = await stage.lose_two_leases()
         earlier.set_result(ACCEPTED)
         await asyncio.sleep(0.1)
         assert set(stage.events) == {"over"}
